@@ -1,0 +1,121 @@
+"""The protocol of a residual scheme: what each sublayer reads, given what the earlier ones wrote.
+
+The decoder is one loop, ``read -> norm -> attention | MLP -> write``, for every scheme of the paper's
+Table 4 and Table 5; everything that differs between schemes lives in one subclass of `DepthMixer`.
+
+Letters: B batch, T tokens, D width, L sublayers (two per transformer block), S sources, H depth heads.
+Sublayers are counted from 0; index L stands for the output read, which feeds the final norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+# Parameter groups. `matrix` may go to Muon and is decayed; all others go to AdamW without decay.
+PARAMETER_GROUPS = ("matrix", "embedding", "head", "norm", "query", "gain", "scalar")
+
+State = Any  # an immutable tuple of tensors, private to its scheme
+Tap = Callable[[int, Tensor], None]
+
+
+def tagged(value: Tensor, group: str) -> nn.Parameter:
+    """A parameter that carries its optimiser group, so that nothing is routed by its shape."""
+    if group not in PARAMETER_GROUPS:
+        raise ValueError(f"parameter group {group!r} is not one of {PARAMETER_GROUPS}")
+    parameter = nn.Parameter(value)
+    parameter.group = group  # type: ignore[attr-defined]
+    return parameter
+
+
+class DepthMixer(nn.Module):
+    """Base of all residual schemes; holds parameters only, activations travel in the state.
+
+    num_sublayers: L.  width: D.  eps: of the scheme's own norms (key norm), added to the mean square.
+    execution: the order in which the same numbers are computed (`executions` lists what a scheme
+    offers, its first entry is what "auto" means).  backend: passed to `repro.ops`.
+    """
+
+    executions: tuple[str, ...] = ("per_read",)
+    #: True where the scheme normalises the state after adding (post-norm): the decoder then
+    #: applies no final norm of its own.
+    post_norm: bool = False
+
+    def __init__(
+        self,
+        num_sublayers: int,
+        width: int,
+        *,
+        eps: float = 1e-8,
+        execution: str = "auto",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.num_sublayers, self.width, self.eps = num_sublayers, width, eps
+        # A sweep fixes one execution for all arms: a scheme that does not offer it uses its own first.
+        self.execution = execution if execution in self.executions else self.executions[0]
+        self.backend = backend
+        self.tap: Tap | None = None
+        #: names of parameters to be drawn from a normal, with its standard deviation; all others
+        #: keep the value that the constructor gave them.
+        self.normal_init: dict[str, float] = {}
+
+    # -- the four steps of a forward pass ------------------------------------------------------
+
+    def begin(self, embedding: Tensor) -> State:
+        """State before the first sublayer; embedding is [B, T, D]."""
+        raise NotImplementedError
+
+    def read(self, state: State, l: int) -> tuple[Tensor, State]:
+        """Input of sublayer l, [B, T, D], and the new state."""
+        raise NotImplementedError
+
+    def write(self, state: State, l: int, output: Tensor) -> State:
+        """State after sublayer l wrote output, [B, T, D]."""
+        raise NotImplementedError
+
+    def finish(self, state: State) -> Tensor:
+        """What the final norm sees, [B, T, D]."""
+        raise NotImplementedError
+
+    # -- what a scheme says about itself -------------------------------------------------------
+
+    def num_sources(self, l: int) -> int:
+        """How many tensors read l mixes (l = L: the output read)."""
+        return len(self.source_columns(l))
+
+    def source_columns(self, l: int) -> list[int]:
+        """Column of each source of read l in the depth-weight picture (Fig. 8).
+
+        Full: source i has column i (0 is the embedding). Block: block sum b_n and the partial sum
+        of block n share column n. A scheme without depth weights returns [].
+        """
+        return []
+
+    def source_labels(self, l: int) -> list[str]:
+        """Names of the sources of read l in order: b0, b1, ..., partial(i) with i outputs in it."""
+        return [f"b{c}" for c in self.source_columns(l)]
+
+    @property
+    def depth_heads(self) -> int:
+        """H of the recorded weights."""
+        return 1
+
+    def stream(self, state: State) -> Tensor | None:
+        """The running tensor whose growth Fig. 5 plots: the stream, or the current partial sum."""
+        return None
+
+    def parameters_without_gradient(self) -> set[str]:
+        """Names (relative to this module) that provably get no gradient, e.g. a read of one source."""
+        return set()
+
+    def flops_per_token(self) -> float:
+        """Forward floating-point operations per token spent on mixing (a multiply-add counts 2)."""
+        return 0.0
+
+    def record(self, l: int, weights: Tensor) -> None:
+        """Hand the weights of read l, [S, H, B, T], to the tap where one is set."""
+        if self.tap is not None:
+            self.tap(l, weights.detach())

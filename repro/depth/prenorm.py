@@ -1,0 +1,32 @@
+"""The standard residual: each sublayer reads the sum of the embedding and all earlier outputs.
+
+Baseline of every table (Table 5, first row): h_l = h_{l-1} + f_{l-1}(norm(h_{l-1})).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from repro.depth.base import DepthMixer, State
+
+
+class PreNorm(DepthMixer):
+    """Running sum; no parameters, state is the stream itself."""
+
+    def begin(self, embedding: Tensor) -> State:
+        return (embedding,)
+
+    def read(self, state: State, l: int) -> tuple[Tensor, State]:
+        return state[0], state
+
+    def write(self, state: State, l: int, output: Tensor) -> State:
+        return (state[0] + output,)
+
+    def finish(self, state: State) -> Tensor:
+        return state[0]
+
+    def stream(self, state: State) -> Tensor | None:
+        return state[0]
+
+    def flops_per_token(self) -> float:
+        return float(self.num_sublayers * self.width)
