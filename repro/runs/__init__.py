@@ -1,0 +1,38 @@
+"""Run records: what training leaves and analysis reads (no torch on either side of this package)."""
+
+from repro.runs.atomic import DamagedRecord, keep_aside, replace_atomically
+from repro.runs.identity import SEMANTICS, identity, run_directory, run_id
+from repro.runs.meta import command_line, git_state, host_description, library_versions
+from repro.runs.record import Run, RunBusy
+from repro.runs.status import Status
+from repro.runs.table import (
+    copy_records,
+    load_arrays,
+    load_metrics,
+    load_runs,
+    load_timings,
+    load_val_losses,
+)
+
+__all__ = [
+    "SEMANTICS",
+    "DamagedRecord",
+    "Run",
+    "RunBusy",
+    "Status",
+    "command_line",
+    "copy_records",
+    "git_state",
+    "host_description",
+    "identity",
+    "keep_aside",
+    "library_versions",
+    "load_arrays",
+    "load_metrics",
+    "load_runs",
+    "load_timings",
+    "load_val_losses",
+    "replace_atomically",
+    "run_directory",
+    "run_id",
+]
