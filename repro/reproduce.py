@@ -1,0 +1,228 @@
+"""``python -m repro.reproduce``: tables and figures from the paper or from runs, and back to the config.
+
+    list                          every item, and the scales that have runs
+    render ITEM... --scale S      results/S/ITEM.{csv,md,tex,svg,png,...} and the table on the terminal
+    show ITEM --scale S           the same on the terminal alone
+    why ITEM [--scale S]          from each row to its runs, configs and the commands that make them again
+    archive ITEM --scale S        copy the small records of the item's runs to results/S/runs, to be committed
+
+No torch: a laptop can rebuild everything from committed results. Exit code 2 and one line for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.output import write_item
+from analysis.selection import RunRow, departures
+from analysis.tables import EMPTY, to_text
+from experiments.item import PUBLISHED, PaperItem, Rendered, Source
+from experiments.items import ITEMS, find
+from repro.errors import ConfigError, DataError
+from repro.runs.reading import read_json
+from repro.runs.table import copy_records
+
+SCALES = Path(__file__).resolve().parents[1] / "conf" / "scale"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parser().parse_args(arguments)
+    try:
+        args.command(args)
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of a pipe, head for one, has seen enough
+        sys.stderr.close()
+        return 0
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m repro.reproduce",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for name, function, many in (
+        ("list", _list, None),
+        ("render", _render, True),
+        ("show", _show, False),
+        ("why", _why, False),
+        ("archive", _archive, False),
+    ):
+        command = commands.add_parser(name)
+        command.set_defaults(command=function)
+        if many is not None:
+            command.add_argument("item", nargs="+" if many else 1, help=", ".join(ITEMS))
+            command.add_argument("--scale", help="published, or a scale that was trained", default=None)
+            command.add_argument("--setting", help="setting id, where a scale holds several", default=None)
+        command.add_argument("--runs", type=Path, default=Path("runs"))
+        command.add_argument("--results", type=Path, default=Path("results"))
+    return parser
+
+
+def _list(args: argparse.Namespace) -> None:
+    trained = [
+        scale
+        for scale in _scales()
+        if (args.runs / scale).is_dir() or (args.results / scale / "runs").is_dir()
+    ]
+    print(f"scales: {PUBLISHED}" + "".join(f", {scale}" for scale in trained))
+    if untrained := [scale for scale in _scales() if scale not in trained]:
+        print(f"not trained yet: {', '.join(untrained)}")
+    for item in ITEMS.values():
+        print(f"\n{item.name}  {item.title}  (make {item.name} SCALE=...)\n    {item.claim}")
+
+
+def _render(args: argparse.Namespace) -> None:
+    items = [find(name) for name in args.item]
+    for item in items:
+        source = _source(args, item, required=True)
+        rendered = item.render(source)
+        command = f"python -m repro.reproduce render {item.name} --scale {source.scale}"
+        provenance = {
+            "item": item.name,
+            "scale": source.scale,
+            "command": command + (f" --setting {args.setting}" if args.setting else ""),
+            "paper": "arXiv:2603.15031v1",
+            "run_ids": [run.run_id for run in rendered.runs],
+            "checks": _checks(item, rendered),
+        }
+        paths = write_item(
+            source.results / source.scale,
+            item.name,
+            records=rendered.records,
+            text=rendered.text,
+            figure=rendered.figure,
+            provenance=provenance,
+        )
+        _print(item, rendered)
+        print(
+            "Written: "
+            + ", ".join(map(str, paths[:1]))
+            + " and "
+            + ", ".join(path.name for path in paths[1:])
+        )
+        print(
+            f"Where a number comes from: python -m repro.reproduce why {item.name} --scale {source.scale}\n"
+        )
+
+
+def _show(args: argparse.Namespace) -> None:
+    item = find(args.item[0])
+    _print(item, item.render(_source(args, item, required=True)))
+
+
+def _why(args: argparse.Namespace) -> None:
+    item = find(args.item[0])
+    source = _source(args, item, required=False)
+    rendered = item.render(source)
+    stem = source.results / source.scale / item.name
+    print(f"{item.title}, scale {source.scale}")
+    print(f"claim: {item.claim}")
+    provenance = Path(f"{stem}.provenance.json")
+    if provenance.exists():
+        known = json.loads(provenance.read_text(encoding="utf-8"))
+        print(f"rendered: {stem}.csv, .md, .tex, .svg, .png  by: {known.get('command')}")
+        git = known.get("git") or {}
+        print(f"source tree: {git.get('sha')}" + (" with local changes" if git.get("dirty") else ""))
+        if known.get("run_ids") != [run.run_id for run in rendered.runs]:
+            print("these files are older than the runs below: render again")
+    else:
+        print(f"not rendered yet: python -m repro.reproduce render {item.name} --scale {source.scale}")
+    print(f"make target: make {item.name} SCALE={source.scale}")
+    if source.is_published:
+        print("every number: experiments/published/ (README.md there says how each file was read)")
+        return
+    for record in rendered.records:
+        arm = str(record["arm"])
+        print(f"\n{record['row']}  ({record['status']})")
+        runs = [run for run in rendered.runs if run.arm == arm]
+        for run in runs:
+            loss = f"val loss {run.val_loss:.4f}" if run.status == "done" else "no result"
+            print(f"  run {run.run_id}  seed {run.seed}  {run.status}  {loss}")
+            print(f"    records     {run.directory}")
+            print(f"    config      {run.directory / 'config.yaml'}")
+            print(f"    trained by  {_recorded_command(run.directory)}")
+            print(f"    again       {_command(run, source.scale)}")
+        if not runs:
+            print(f"  no run: python -m repro.train arm={arm} scale={source.scale}")
+
+
+def _command(run: RunRow, scale: str) -> str:
+    parts = [f"python -m repro.train arm={run.arm} scale={scale} seed={run.seed}"]
+    parts += [
+        f"{name}={getattr(run, name)}"
+        for name in ("init_seed", "data_seed")
+        if getattr(run, name) != run.seed
+    ]
+    return " ".join(parts + [f"{key}={value}" for key, value in departures(run, scale).items()])
+
+
+def _recorded_command(directory: Path) -> str:
+    try:
+        return str(read_json(directory / "meta.json")["command"])
+    except (FileNotFoundError, DataError, KeyError, TypeError):
+        return "not recorded"
+
+
+def _archive(args: argparse.Namespace) -> None:
+    item = find(args.item[0])
+    source = _source(args, item, required=True)
+    if source.is_published:
+        raise ConfigError("--scale", source.scale, "published has no runs to archive")
+    runs, _ = source.load(item)
+    target = source.results / source.scale / "runs"
+    for run in runs:
+        copy_records(run.directory, target)
+    print(f"{len(runs)} runs of {item.name} in {target}")
+
+
+def _source(args: argparse.Namespace, item: PaperItem, *, required: bool) -> Source:
+    known = [PUBLISHED, *_scales()]
+    scale = args.scale
+    if scale is None and required:
+        raise ConfigError("--scale", scale, f"must be one of {', '.join(known)}")
+    if scale is None:  # the last one rendered, else the paper's numbers
+        files = sorted(
+            args.results.glob(f"**/{item.name}.provenance.json"), key=lambda path: path.stat().st_mtime
+        )
+        scale = files[-1].parent.relative_to(args.results).as_posix() if files else PUBLISHED
+    if scale not in known or (item.scales and scale not in item.scales):
+        raise ConfigError("--scale", scale, f"must be one of {', '.join(item.scales or known)}")
+    return Source(scale, args.runs, args.results, args.setting)
+
+
+def _scales() -> list[str]:
+    return sorted(path.relative_to(SCALES).with_suffix("").as_posix() for path in SCALES.glob("**/*.yaml"))
+
+
+def _checks(item: PaperItem, rendered: Rendered) -> list[dict[str, object]]:
+    outcomes: list[dict[str, object]] = []
+    for check in item.checks:
+        holds, evidence = check.test(rendered.data)
+        outcomes.append({"statement": check.statement, "holds": holds, "evidence": evidence})
+    return outcomes
+
+
+def _print(item: PaperItem, rendered: Rendered) -> None:
+    for table in rendered.terminal:
+        print(to_text(table))
+    words = {True: "holds", False: "fails", None: "open"}
+    for outcome in _checks(item, rendered):
+        holds = outcome["holds"]
+        assert holds is None or isinstance(holds, bool)
+        print(f"  {words[holds]:5}  {outcome['statement']}  {outcome['evidence'] or EMPTY}")
+    if item.checks:
+        print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
