@@ -19,7 +19,9 @@ class Rotary(nn.Module):
     def __init__(self, head_size: int, context: int, base: float) -> None:
         super().__init__()
         if head_size % 2:
-            raise ConfigError("model.num_heads", head_size, "rotary needs an even head size, width / num_heads")
+            raise ConfigError(
+                "model.num_heads", head_size, "rotary needs an even head size, width / num_heads"
+            )
         # Float64 tables, cast once: the angle of late positions would lose digits in fp32.
         rates = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
         angles = torch.outer(torch.arange(context, dtype=torch.float64), rates)
@@ -34,7 +36,9 @@ class Rotary(nn.Module):
         """Rotate [..., T, head size] by position; same shape and dtype."""
         tokens, half = x.shape[-2], x.shape[-1] // 2
         if tokens > self.cos.shape[0]:
-            raise ConfigError("budget.context", tokens, f"at most {self.cos.shape[0]}, the context of this model")
+            raise ConfigError(
+                "budget.context", tokens, f"at most {self.cos.shape[0]}, the context of this model"
+            )
         cos, sin = self.cos[:tokens].to(x.dtype), self.sin[:tokens].to(x.dtype)
         return x * cos + x.roll(half, dims=-1) * sin
 

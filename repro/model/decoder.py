@@ -75,7 +75,9 @@ class Decoder(nn.Module):
         rotary = Rotary(width // num_heads, context, rope_base)
         self.sublayers = nn.ModuleList()
         for _ in range(num_transformer_blocks):
-            self.sublayers.append(Sublayer(RMSNorm(width, norm_eps), CausalAttention(width, num_heads, rotary)))
+            self.sublayers.append(
+                Sublayer(RMSNorm(width, norm_eps), CausalAttention(width, num_heads, rotary))
+            )
             self.sublayers.append(Sublayer(RMSNorm(width, norm_eps), SwiGLU(width, mlp_width)))
         self.final_norm = nn.Identity() if self.mixer.post_norm else RMSNorm(width, norm_eps)
         self.head = tagged(torch.empty(vocab_size, width), "head")

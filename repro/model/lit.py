@@ -58,8 +58,10 @@ class LitDecoder(L.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         tokens, targets = batch
-        loss = self._fast_loss(tokens, targets) if self.observer is None else self.decoder.loss(
-            tokens, targets, self.observer
+        loss = (
+            self._fast_loss(tokens, targets)
+            if self.observer is None
+            else self.decoder.loss(tokens, targets, self.observer)
         )
         self._loss_sum = self._loss_sum + loss.detach()
         self._micro_batches += 1
@@ -81,7 +83,9 @@ class LitDecoder(L.LightningModule):
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             raise Diverged(self.global_step, self.last_loss, self.last_grad_norm)
 
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
         factor = self._factor(self.global_step)
         for group in optimizer.param_groups:
             # The peak is kept in the group itself, so that it travels with the optimizer's state.

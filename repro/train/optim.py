@@ -78,7 +78,12 @@ def build_optimizer(model: nn.Module, optim: Mapping[str, Any]) -> torch.optim.O
     matrices = groups["matrix"]
     plain = [p for group, members in groups.items() if group != "matrix" for p in members]
     decay = float(optim["weight_decay"])
-    adamw: dict[str, Any] = {"lr": lr, "betas": tuple(optim["betas"]), "eps": float(optim["eps"]), "fused": True}
+    adamw: dict[str, Any] = {
+        "lr": lr,
+        "betas": tuple(optim["betas"]),
+        "eps": float(optim["eps"]),
+        "fused": True,
+    }
     if name == "adamw":
         sets = [{"params": matrices, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
         return torch.optim.AdamW(sets, **adamw)

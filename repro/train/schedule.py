@@ -55,7 +55,9 @@ class WSD:
         for key in ("warmup", "decay", "final"):
             _check_fraction(key, getattr(self, key))
         if self.warmup + self.decay > 1:
-            raise ConfigError("schedule.decay", self.decay, f"at most 1 - schedule.warmup = {1 - self.warmup:g}")
+            raise ConfigError(
+                "schedule.decay", self.decay, f"at most 1 - schedule.warmup = {1 - self.warmup:g}"
+            )
 
     def factor(self, step: int, total: int) -> float:
         warmup, decay = round(self.warmup * total), round(self.decay * total)

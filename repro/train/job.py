@@ -1,0 +1,68 @@
+"""One job of Hydra: train a composed config and say what became of it (runs in workers too)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from repro.errors import ConfigError, DataError
+from repro.train import resources, sweep
+from repro.train.execute import execute
+
+#: of the last job of this process: 0 a result (diverged included), 1 a failed run
+exit_code = 0
+
+
+def run(config: DictConfig) -> None:
+    """Train one config. In a sweep nothing is raised: the ledger tells, and the other jobs go on."""
+    global exit_code
+    swept = os.environ.get(sweep.LEDGER) is not None
+    name = f"{config.arm.get('name')} seed {config.seed}"
+    say = partial(_say, f"{_place()}{name}" if swept else name)
+    torch.set_num_threads(_threads(config.runtime.threads))
+    entry: dict[str, Any] = {"name": name}
+    slot = resources.worker_slot() if os.environ.get(resources.SLOTS) else contextlib.nullcontext()
+    try:
+        with slot:
+            outcome = execute(config, say)
+    except (ConfigError, DataError) as error:
+        if not swept:
+            raise
+        entry |= {"status": "refused", "message": str(error)}
+        say(f"refused: {error}")
+    else:
+        note = "already there" if outcome.cached else outcome.message
+        say(f"{outcome.status}: {note} | {_short(outcome.directory)}")
+        entry |= {"status": "cached" if outcome.cached else outcome.status, "message": outcome.message}
+    exit_code = int(entry["status"] == "failed")
+    sweep.note(entry)
+
+
+def _place() -> str:
+    """ "[ 3/12] ": which job of how many."""
+    total, number = os.environ.get(sweep.JOBS, "?"), HydraConfig.get().job.num + 1
+    return f"[{number:>{len(total)}}/{total}] "
+
+
+def _threads(setting: Any) -> int:
+    if setting == "auto":
+        return int(os.environ.get("OMP_NUM_THREADS") or resources.cores())
+    if isinstance(setting, bool) or not isinstance(setting, int) or setting < 1:
+        raise ConfigError("runtime.threads", setting, "auto, or a whole number of at least 1")
+    return setting
+
+
+def _short(path: Path) -> str:
+    """Relative to where the user stands if that is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)
+
+
+def _say(prefix: str, text: str) -> None:
+    print(f"{prefix} | {text}", flush=True)

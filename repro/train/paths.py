@@ -1,0 +1,25 @@
+"""Where relative paths of a config start: the project's root, so that commands work from any directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+import repro
+
+
+def project_root() -> Path:
+    """The checkout that holds this package, or the current directory for an installed copy."""
+    root = Path(repro.__file__).resolve().parent.parent
+    return root if (root / "pyproject.toml").exists() else Path.cwd()
+
+
+def config_directory() -> Path:
+    """Folder `conf/`, beside the package in a checkout and when installed."""
+    return Path(repro.__file__).resolve().parent.parent / "conf"
+
+
+def resolve_path(config: DictConfig, path: str) -> Path:
+    """`path` itself if absolute, else under `paths.root` (null: the project's root)."""
+    return Path(config.paths.root or project_root()) / Path(path).expanduser()

@@ -1,0 +1,94 @@
+"""What a multirun adds to a run: a plan that may not be empty, a number for every job, and one verdict.
+
+Hydra's basic sweeper launches zero jobs without complaint, and reports only the first of several failures.
+Here every job appends a line to a ledger named by an environment variable (inherited by joblib and
+submitit workers), and the parent turns the ledger into a summary and an exit code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
+
+from repro.errors import ConfigError
+from repro.train import resources
+from repro.train.paths import project_root
+
+JOBS, LEDGER = "REPRO_SWEEP_JOBS", "REPRO_SWEEP_LEDGER"
+
+
+class PlannedSweeper(BasicSweeper):
+    """Hydra's basic sweeper, but an empty plan is an error and the number of jobs is known to each job."""
+
+    @staticmethod
+    def split_arguments(overrides: list[Override], max_batch_size: int | None) -> Any:
+        batches = BasicSweeper.split_arguments(overrides, max_batch_size)
+        jobs = sum(len(batch) for batch in batches)
+        if jobs == 0:
+            swept = ", ".join(o.get_key_element() for o in overrides if o.is_sweep_override())
+            raise ConfigError(
+                swept or "sweep", "(no match)", "the sweep is empty: no value matches, no job to run"
+            )
+        os.environ[JOBS] = str(jobs)
+        return batches
+
+
+def register() -> None:
+    """Make the sweeper known to Hydra (it looks plugins up by class), and ${workers:} to its configs."""
+    OmegaConf.register_new_resolver("workers", resources.workers, replace=True)
+    Plugins.instance().register(PlannedSweeper)
+
+
+def open_ledger() -> Path:
+    """Name a new, empty ledger for this sweep and its workers (in the project, which workers share)."""
+    directory = project_root() / "runs" / ".sweeps"
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"sweep-{socket.gethostname()}-{os.getpid()}.jsonl"
+    path.write_text("")
+    os.environ[LEDGER] = str(path)
+    return path
+
+
+def note(entry: dict[str, Any]) -> None:
+    """Add one finished job to the ledger (a single short write, so that workers never interleave)."""
+    if path := os.environ.get(LEDGER):
+        with open(path, "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(entry) + "\n")
+
+
+def close_ledger(path: Path, report: bool = True) -> int:
+    """Print what became of the sweep; exit code 0 if every job ended in a result, 1 if one failed.
+
+    report=False only tidies up, for a sweep that was refused or interrupted as a whole.
+    """
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    planned = int(os.environ.get(JOBS, len(entries)))
+    path.unlink()
+    os.environ.pop(LEDGER, None)
+    os.environ.pop(JOBS, None)
+    if not report or (planned == 0 and not entries):
+        return 0
+    counts: dict[str, int] = {}
+    for entry in entries:
+        counts[entry["status"]] = counts.get(entry["status"], 0) + 1
+    print(
+        f"sweep: {planned} runs: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
+        flush=True,
+    )
+    bad = [entry for entry in entries if entry["status"] in ("failed", "refused")]
+    for entry in bad:
+        print(f"{entry['status']}: {entry['name']}: {entry['message']}", flush=True)
+    if lost := planned - len(entries):
+        print(
+            f"failed: {lost} runs ended without a word (killed?); start the same command again to go on",
+            flush=True,
+        )
+    return 1 if bad or lost else 0
