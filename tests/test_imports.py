@@ -18,7 +18,7 @@ ALLOWED = {
     "repro.model": {"repro.depth", "repro.errors"},
     "repro.data": {"repro.errors"},
     "repro.runs": {"repro.errors"},
-    "repro.train": {"repro.model", "repro.data", "repro.runs", "repro.errors"},
+    "repro.train": {"repro.model", "repro.depth", "repro.data", "repro.runs", "repro.errors", "repro"},
     "repro.errors": set(),
     "repro": set(),
     "analysis": {"repro.runs", "repro.errors"},
@@ -51,7 +51,9 @@ def imports(source: str, module: str, is_package: bool) -> Iterator[tuple[int, s
                 parents = package.split(".")
                 base = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [base])])
             # `from repro import depth` imports repro.depth.
-            yield from ((node.lineno, f"{base}.{alias.name}" if base == "repro" else base) for alias in node.names)
+            yield from (
+                (node.lineno, f"{base}.{alias.name}" if base == "repro" else base) for alias in node.names
+            )
         elif isinstance(node, ast.Call) and node.args:
             called = node.func
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
@@ -112,7 +114,10 @@ def test_the_rule_sees(module: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("repro.depth.attnres", "from repro.ops import depth_mix\nfrom repro.depth.base import tagged\nimport torch"),
+        (
+            "repro.depth.attnres",
+            "from repro.ops import depth_mix\nfrom repro.depth.base import tagged\nimport torch",
+        ),
         ("repro.depth.attnres", "from .base import tagged"),
         ("experiments.table4", "from analysis import stats\nfrom repro.runs import load_runs"),
     ],

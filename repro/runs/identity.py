@@ -43,6 +43,8 @@ IDENTITY_NODES = (
 PRESENTATION = ("arm.label", "arm.parent")
 # Where files lie is not what is in them: data.fingerprint stands for the contents.
 PATH_KEY = re.compile(r"(?:.+_)?(?:path|paths|dir|dirs|root|folder|file|files)")
+# Never written anywhere.
+SECRET_KEY = re.compile(r"(?:.+_)?(?:token|api_key|secret|password)")
 SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -50,8 +52,8 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The nodes of a resolved config that decide the numbers, as plain data.
 
     `init_seed` and `data_seed` that are absent or null mean `seed`; an absent `semantics` means the present
-    one. Left out: arm.label, arm.parent and every key that names a place on disk. Raises ConfigError for a
-    missing node, an unset value ("???") or an unresolved interpolation.
+    one. Left out: arm.label, arm.parent, secrets and every key that names a place on disk. Raises ConfigError
+    for a missing node, an unset value ("???") or an unresolved interpolation.
     """
     config = _resolved(config)
     seed = config.get("seed")
@@ -102,7 +104,7 @@ def run_directory(config: Mapping[str, Any], root: str | Path | None = None) -> 
 def recorded(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config as it is kept in config.yaml: without nodes that say who ran it and where.
 
-    Drops hydra, paths and logger, and shortens a value that names a place to its last component.
+    Drops hydra, paths, logger and secrets, and shortens a value that names a place to its last component.
     """
     config = _resolved(config)
     kept = {key: value for key, value in config.items() if key not in ("hydra", "paths", "logger")}
@@ -130,7 +132,8 @@ def _canonical(where: str, value: Any) -> Any:
         return {
             key: _canonical(f"{where}.{key}", item)
             for key, item in value.items()
-            if f"{where}.{key}" not in PRESENTATION and not PATH_KEY.fullmatch(key)
+            if f"{where}.{key}" not in PRESENTATION
+            and not (PATH_KEY.fullmatch(key) or SECRET_KEY.fullmatch(key))
         }
     if isinstance(value, list):
         return [_canonical(f"{where}.{index}", item) for index, item in enumerate(value)]
@@ -143,7 +146,11 @@ def _canonical(where: str, value: Any) -> Any:
 
 def _without_places(value: Any, place: bool = False) -> Any:
     if isinstance(value, dict):
-        return {key: _without_places(item, bool(PATH_KEY.fullmatch(key))) for key, item in value.items()}
+        return {
+            key: _without_places(item, bool(PATH_KEY.fullmatch(key)))
+            for key, item in value.items()
+            if not SECRET_KEY.fullmatch(key)
+        }
     if isinstance(value, list):
         return [_without_places(item, place) for item in value]
     if isinstance(value, str) and (place or value.startswith(("/", "~"))):

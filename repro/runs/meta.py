@@ -9,10 +9,13 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from repro.runs.identity import SECRET_KEY
 
 PACKAGES = (
     "torch",
@@ -25,6 +28,7 @@ PACKAGES = (
     "fla-core",
     "liger-kernel",
 )
+_PLACE = re.compile(r"(?<![\w.])[/~][^\s,=]*/([^\s,=/]*)/?")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -68,11 +72,18 @@ def git_state() -> dict[str, Any]:
     return {"sha": _git("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
 
 
-def command_line(arguments: Sequence[str]) -> str:
-    """A command as it may be recorded: of absolute and home paths only the last component is kept."""
-    return " ".join(
-        re.sub(r"(?<![\w.])[/~][^\s,=]*/([^\s,=/]*)/?", r"\1", argument) for argument in arguments
-    )
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """A command, by default the one that started this process, as it may be recorded.
+
+    Of absolute and home paths only the last component is kept; logger settings and secrets are left out.
+    """
+    words = sys.orig_argv if arguments is None else arguments
+    return " ".join(_PLACE.sub(r"\1", word) for word in words if not _is_private(word))
+
+
+def _is_private(word: str) -> bool:
+    key = word.partition("=")[0].lstrip("+~")
+    return "=" in word and (key.startswith("logger.") or bool(SECRET_KEY.fullmatch(key.rpartition(".")[2])))
 
 
 def _cpu_model() -> str:

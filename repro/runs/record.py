@@ -9,7 +9,6 @@ that holds the lock; reading is for anyone.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -245,13 +244,26 @@ class Run:
             self.keep_aside(self.timings_path, str(error))
         return True
 
-    def restart(self) -> None:
-        """Removes everything a run has produced and keeps its config: for a rerun by force."""
-        self.set_status("new", step=0)
-        shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
-        for pattern in ("*.jsonl", "*.npz", "final.json"):
-            for path in self.directory.glob(pattern):
-                path.unlink()
+    def supersede(self) -> Path:
+        """Moves everything a run has produced into ``superseded-<n>/`` beside its config: a rerun by force.
+
+        Takes the lock, so it is not called while holding it. Returns the new directory.
+        """
+        with self.lock():
+            number = 1
+            while (aside := self.directory / f"superseded-{number}").exists():
+                number += 1
+            aside.mkdir()
+            # Without a checkpoint there is nothing to go on with, without a status nothing to return: in this
+            # order a process killed in between leaves a finished run or a new one.
+            first = [self.checkpoint.parent, self.status_path]
+            records = [
+                p for kind in ("*.json", "*.jsonl", "*.npz") for p in sorted(self.directory.glob(kind))
+            ]
+            for path in [*first, *records]:
+                with suppress(FileNotFoundError):
+                    path.rename(aside / path.name)
+        return aside
 
     def replace_atomically(self, path: str | Path, writer: Callable[[Path], object]) -> Path:
         """`repro.runs.atomic.replace_atomically` (for checkpoints)."""
