@@ -1,0 +1,304 @@
+"""Attention Residuals: each sublayer attends over depth to what the earlier ones wrote (Eqs. 2 to 6).
+
+Full keeps every sublayer output as a source; Block keeps sums over blocks of sublayers, and inside a block
+also the partial sum. The embedding is source 0 for good and part of no sum; the first sublayer of a block
+sees complete blocks only; the output read has its own query and key norm. Letters as in `base`; N blocks.
+
+Executions compute the same numbers in another order: `per_read` (Fig. 2) scores and mixes all sources at
+each read; `score_on_write` scores a source against all later queries once, when it is written, since a
+learned query does not wait for activations; `two_phase` (Algorithm 1, Appendix B) also mixes the history
+once for a group of reads, into which a read then merges what the group itself has written.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from repro import ops
+from repro.depth.base import DepthMixer, tagged
+from repro.depth.boundaries import SourcePlan, ends_by_count, ends_by_size, is_whole
+from repro.errors import ConfigError
+from repro.ops.precision import full_precision
+
+QUERIES = ("learned", "latest_source", "mixed_state")
+WINDOW_OUTPUTS = ("all", "window")
+#: Two-phase execution: reads that one pass over the history serves, at least (measured on CPU).
+READS_PER_GROUP = 6
+
+
+class AttnResState(NamedTuple):
+    """Sources, the partial sum of the open block, and what the execution has computed ahead."""
+
+    sources: tuple[Tensor, ...]
+    partial: Tensor | None = None
+    queries: Tensor | None = None  # [L + 1, D], learned pseudo-queries times key gains
+    projections: tuple[Tensor, ...] = ()  # one [D, D] per read where the query depends on the input
+    scores: tuple[dict[int, Tensor], ...] = ()  # per source: first read of a piece -> logits [..., R, H]
+    history: tuple[tuple[Tensor, Tensor], ...] = ()  # per read of the group: mix [..., D], logit [..., 1, H]
+    mixed: Tensor | None = None  # what the previous sublayer read
+
+
+class AttnRes(DepthMixer):
+    """Attention over depth with one pseudo-query per read, zero at the start (the mean of the sources).
+
+    block_size: sublayers per block, 1 (default) is Full; the last block may be shorter.  num_blocks: that
+    many balanced blocks instead.  window: on Full, a read sees the embedding and the last so many sources;
+    window_output: whether the output read sees `all` sources, as in Full, or the `window`.
+    heads: channel groups with weights of their own; head_norm: one key RMS per head, not over the width.
+    act: softmax, sigmoid, sigmoid_normalized.  key_norm, key_gain: RMSNorm of the keys and its learnable
+    gain (no gain without the norm).  query: `learned`; or projected, by a zero-initialised matrix per read,
+    from the RMS-normalised `latest_source` or `mixed_state` (what the previous sublayer read).
+    """
+
+    executions = ("two_phase", "score_on_write", "per_read")
+    output_read = True
+
+    def __init__(
+        self,
+        num_sublayers: int,
+        width: int,
+        *,
+        block_size: int | None = None,
+        num_blocks: int | None = None,
+        window: int | None = None,
+        window_output: str = "all",
+        heads: int = 1,
+        head_norm: bool = False,
+        act: str = "softmax",
+        key_norm: bool = True,
+        key_gain: bool = True,
+        query: str = "learned",
+        eps: float = 1e-8,
+        execution: str = "auto",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__(num_sublayers, width, eps=eps, execution=execution, backend=backend)
+        if block_size is not None and num_blocks is not None:
+            raise ConfigError("arm.mixer.num_blocks", num_blocks, "null where block_size is set")
+        if num_blocks is not None:
+            ends = ends_by_count(num_sublayers, num_blocks)
+        else:
+            ends = ends_by_size(num_sublayers, 1 if block_size is None else block_size)
+        if window is not None and not is_whole(window, 1):
+            raise ConfigError("arm.mixer.window", window, "a whole number of sources, at least 1, or null")
+        if window is not None and len(ends) != num_sublayers:
+            raise ConfigError("arm.mixer.window", window, "null unless block_size is 1 (Full)")
+        if not is_whole(heads, 1) or width % heads:
+            raise ConfigError("arm.mixer.heads", heads, f"a divisor of the width, {width}")
+        for key, value, allowed in (
+            ("arm.mixer.window_output", window_output, WINDOW_OUTPUTS),
+            ("arm.mixer.act", act, ops.ACTS),
+            ("arm.mixer.query", query, QUERIES),
+            ("runtime.backend", backend, tuple(ops.BACKENDS)),
+        ):
+            if value not in allowed:
+                raise ConfigError(key, value, "one of " + ", ".join(allowed))
+        self.plan = SourcePlan(ends, window, window_output == "window")
+        self.heads, self.act, self.query = heads, act, query
+        self.key_norm, self.head_norm = key_norm, head_norm
+        self._choose_execution()
+
+        reads = num_sublayers + self.output_read
+        if query == "learned":
+            self.queries = tagged(torch.zeros(reads, width), "query")
+        else:
+            self.query_projections = tagged(torch.zeros(reads, width, width), "query")
+        self.key_gains = tagged(torch.ones(reads, width), "gain") if key_gain and key_norm else None
+
+    def _choose_execution(self) -> None:
+        """Fall back where an execution does not apply, and group the reads of a two-phase one."""
+        if self.query != "learned":
+            self.execution = "per_read"  # the query waits for an activation: nothing can be scored ahead
+        elif self.plan.window is not None and self.execution == "two_phase":
+            self.execution = "score_on_write"  # the reads of a group would see different histories
+        groups = tuple(range(l, l + 1) for l in range(self.num_sublayers + 1))
+        if self.execution == "two_phase":
+            groups = self.plan.groups(READS_PER_GROUP)
+        self._group_of = {l: group for group in groups for l in group}
+
+    # -- the four steps ------------------------------------------------------------------------
+
+    def begin(self, embedding: Tensor) -> AttnResState:
+        state = AttnResState((embedding,), mixed=embedding)
+        if self.query != "learned":
+            return state._replace(projections=self.query_projections.unbind(0))
+        state = state._replace(queries=self._folded_queries())
+        return state if self.execution == "per_read" else state._replace(scores=(self._score(state, 0),))
+
+    def read(self, state: AttnResState, l: int) -> tuple[Tensor, AttnResState]:
+        if self.execution == "per_read":
+            mixed = self._mix_at_read(state, l)
+        else:
+            if len(self._group_of[l]) > 1 and l == self._group_of[l].start:
+                state = state._replace(history=self._mix_history(state, l))
+            mixed = self._mix_ahead(state, l)
+        return mixed, state._replace(mixed=mixed)
+
+    def write(self, state: AttnResState, l: int, output: Tensor) -> AttnResState:
+        output = output.to(state.sources[0].dtype)  # under autocast, sums and sources stay as wide as it
+        partial = output if state.partial is None else state.partial + output
+        if l + 1 not in self.plan.ends:
+            return state._replace(partial=partial)
+        state = state._replace(sources=(*state.sources, partial), partial=None)
+        if self.execution == "per_read":
+            return state
+        return state._replace(scores=(*state.scores, self._score(state, l + 1)))
+
+    def finish(self, state: AttnResState) -> Tensor:
+        return self.read(state, self.num_sublayers)[0]
+
+    # -- per_read ------------------------------------------------------------------------------
+
+    def _sources(self, state: AttnResState, l: int) -> list[Tensor]:
+        """What read l mixes, in the order of `source_columns`."""
+        partial = [] if state.partial is None else [state.partial]
+        return [state.sources[i] for i in self.plan.visible(l)] + partial
+
+    def _mix_at_read(self, state: AttnResState, l: int) -> Tensor:
+        sources = self._sources(state, l)
+        if len(sources) == 1 and self.act != "sigmoid":
+            return self._only_source(l, sources[0])
+        gain = None
+        if state.queries is not None:
+            query = state.queries[l]
+        else:
+            query = self._projected_query(state, l, sources[-1])
+            gain = None if self.key_gains is None else self.key_gains[l]
+        mixed, weights = ops.depth_mix(
+            sources, query, key_weight=gain, act=self.act, backend=self.backend, **self._norm
+        )
+        self.record(l, weights)
+        return mixed
+
+    def _projected_query(self, state: AttnResState, l: int, latest: Tensor) -> Tensor:
+        """Query [B, T, D] from an activation, scaled to unit RMS so that logits do not follow its size."""
+        origin = latest if self.query == "latest_source" else state.mixed
+        assert origin is not None
+        with full_precision(origin.device):
+            projection = state.projections[l]
+            origin = origin.to(torch.promote_types(origin.dtype, projection.dtype))
+            origin = torch.nn.functional.rms_norm(origin, (self.width,), eps=self.eps)
+            return torch.nn.functional.linear(origin, projection.to(origin.dtype))
+
+    def _only_source(self, l: int, source: Tensor) -> Tensor:
+        """One source has weight one whatever the query, which gets no gradient."""
+        if self.tap is not None:
+            self.record(l, source.new_ones(1, self.heads, *source.shape[:-1]))
+        return source
+
+    # -- score_on_write and two_phase ------------------------------------------------------------
+
+    def _folded_queries(self) -> Tensor:
+        """[L + 1, D]: a logit sees a pseudo-query and its key gain only as their product."""
+        return self.queries if self.key_gains is None else self.queries * self.key_gains
+
+    @property
+    def _norm(self) -> dict[str, object]:
+        return {
+            "key_norm": self.key_norm,
+            "heads": self.heads,
+            "head_norm": self.head_norm,
+            "eps": self.eps,
+        }
+
+    def _logits(self, source: Tensor, queries: Tensor) -> Tensor:
+        """[..., R, H]; the normalised sigmoid is a softmax of log-sigmoids and needs no further case."""
+        logits = ops.score_source(source, queries, backend=self.backend, **self._norm)
+        return ops.log_sigmoid(logits) if self.act == "sigmoid_normalized" else logits
+
+    def _score(self, state: AttnResState, first: int) -> dict[int, Tensor]:
+        """Score the newest source against the reads from `first` on, cut into the pieces they are used in."""
+        assert state.queries is not None
+        reads = [l for l in self.plan.readers(len(state.sources) - 1) if l < len(state.queries)]
+        if not reads:
+            return {}
+        contiguous = reads[-1] - reads[0] + 1 == len(reads)
+        rows = state.queries[reads[0] : reads[-1] + 1] if contiguous else state.queries[reads]
+        sizes: dict[int, int] = {}
+        for l in reads:
+            group = self._group_of[l]
+            start = group.start if group.start >= first else l
+            sizes[start] = sizes.get(start, 0) + 1
+        pieces = self._logits(state.sources[-1], rows).split(list(sizes.values()), -2)
+        return dict(zip(sizes, pieces, strict=True))
+
+    def _mix_history(self, state: AttnResState, l: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Phase 1: the complete sources mixed for all reads of the group that starts at read l."""
+        logits = [scores[l] for scores in state.scores]
+        if len(logits) == 1 and self.act != "sigmoid":
+            mixed = state.sources * logits[0].shape[-2]
+            lse = logits[0]
+        else:
+            mix, lse = ops.mix_scored(state.sources, logits, act=self._mix_act, backend=self.backend)
+            mixed = mix.unbind(-2)
+        return tuple(zip(mixed, lse.split(1, -2), strict=True))
+
+    @property
+    def _mix_act(self) -> str:
+        return "sigmoid" if self.act == "sigmoid" else "softmax"
+
+    def _mix_ahead(self, state: AttnResState, l: int) -> Tensor:
+        """Phase 2: merge what came after the history (everything, where a read is its own group)."""
+        group = self._group_of[l]
+        visible = self.plan.visible(l)
+        sources, logits = [], []
+        if len(group) > 1:
+            visible = visible[self.plan.completed(group.start) :]
+            sources, logits = map(list, zip(state.history[l - group.start], strict=True))
+        sources += [state.sources[i] for i in visible]
+        logits += [state.scores[i][l] for i in visible]
+        if state.partial is not None:
+            assert state.queries is not None
+            sources.append(state.partial)
+            logits.append(self._logits(state.partial, state.queries[l : l + 1]))
+        if self.tap is not None:
+            self._record_ahead(state, l, logits[-1])
+        dtype = state.sources[0].dtype
+        if len(sources) == 1 and (len(group) > 1 or self.act != "sigmoid"):
+            return sources[0].to(dtype)
+        mixed, _ = ops.mix_scored(sources, logits, act=self._mix_act, dtype=dtype, backend=self.backend)
+        return mixed.squeeze(-2)
+
+    @torch.no_grad()
+    def _record_ahead(self, state: AttnResState, l: int, last: Tensor) -> None:
+        """Weights of read l from the logits of all its sources; `last` is the partial sum's, if any."""
+        group = self._group_of[l]
+        logits = []
+        for i in self.plan.visible(l):
+            scores = state.scores[i]
+            offset = l - group.start
+            logits.append(scores[l] if l in scores and l != group.start else scores[group.start])
+            if logits[-1].shape[-2] > 1:
+                logits[-1] = logits[-1].narrow(-2, offset, 1)
+        if state.partial is not None:
+            logits.append(last)
+        stack = torch.stack(logits).squeeze(-2)
+        weights = stack.sigmoid() if self.act == "sigmoid" else stack.softmax(0)
+        self.record(l, weights.movedim(-1, 1))
+
+    # -- accounts ------------------------------------------------------------------------------
+
+    def source_columns(self, l: int) -> list[int]:
+        return self.plan.columns(l)
+
+    def source_labels(self, l: int) -> list[str]:
+        return self.plan.labels(l)
+
+    @property
+    def depth_heads(self) -> int:
+        return self.heads
+
+    def stream(self, state: AttnResState) -> Tensor | None:
+        return state.sources[-1] if state.partial is None else state.partial
+
+    def flops_per_token(self) -> float:
+        """Scores and weighted sums, 4 D per source of each read; 2 D per distinct key; block sums."""
+        reads = range(self.num_sublayers + self.output_read)
+        mixing = 4 * sum(self.num_sources(l) for l in reads)
+        keys = 2 * (len(self.plan.ends) + 1 + sum(self.plan.outputs_in_partial(l) > 0 for l in reads))
+        sums = self.num_sublayers - len(self.plan.ends)
+        projections = 2 * self.width * len(reads) if self.query != "learned" else 0
+        return float(self.width * (mixing + keys * self.key_norm + sums + projections))

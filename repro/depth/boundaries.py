@@ -1,0 +1,95 @@
+"""Which sources each read of an AttnRes scheme sees: block boundaries, windows, and groups of reads.
+
+Block sizes count sublayers: a transformer block is two of them (Section 3.2 of the paper). Reads are
+counted like sublayers, from 0; read L is the output read. Source 0 is the embedding, source n block n.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from repro.errors import ConfigError
+
+
+def is_whole(value: object, low: int, high: int | None = None) -> bool:
+    """Whether a setting is an int (not a bool) from low to high."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole and low <= value and (high is None or value <= high)  # type: ignore[operator]
+
+
+def ends_by_size(num_sublayers: int, block_size: int) -> tuple[int, ...]:
+    """End (exclusive) of each block of block_size sublayers; the last block may be shorter."""
+    if not is_whole(block_size, 1):
+        raise ConfigError("arm.mixer.block_size", block_size, "a whole number of sublayers, at least 1")
+    return (*range(block_size, num_sublayers, block_size), num_sublayers)
+
+
+def ends_by_count(num_sublayers: int, num_blocks: int) -> tuple[int, ...]:
+    """End of each of exactly num_blocks blocks, at round(k L / N): sizes differ by at most one."""
+    if not is_whole(num_blocks, 1, num_sublayers):
+        allowed = f"a whole number from 1 to the number of sublayers, {num_sublayers}"
+        raise ConfigError("arm.mixer.num_blocks", num_blocks, allowed)
+    return tuple(round(k * num_sublayers / num_blocks) for k in range(1, num_blocks + 1))
+
+
+@dataclass(frozen=True)
+class SourcePlan:
+    """Source sets of all reads. ends: of the blocks; window: sources seen beside the embedding, or None.
+
+    window_output: whether the output read is windowed too.
+    """
+
+    ends: tuple[int, ...]
+    window: int | None = None
+    window_output: bool = False
+
+    @property
+    def num_sublayers(self) -> int:
+        return self.ends[-1]
+
+    def completed(self, l: int) -> int:
+        """Number of complete sources before read l, the embedding included."""
+        return 1 + bisect_right(self.ends, l)
+
+    def outputs_in_partial(self, l: int) -> int:
+        """Number of sublayer outputs in the partial sum that read l sees, 0 where it sees none."""
+        done = self.completed(l)
+        return l - (self.ends[done - 2] if done > 1 else 0)
+
+    def visible(self, l: int) -> list[int]:
+        """The complete sources that read l sees, in order."""
+        done = self.completed(l)
+        if self.window is None or (l == self.num_sublayers and not self.window_output):
+            return list(range(done))
+        return [0, *range(max(1, done - self.window), done)]
+
+    def columns(self, l: int) -> list[int]:
+        """Columns of the depth-weight picture; the partial sum of block n shares column n (Fig. 8)."""
+        partial = [self.completed(l)] if self.outputs_in_partial(l) else []
+        return self.visible(l) + partial
+
+    def labels(self, l: int) -> list[str]:
+        """b0, b1, ..., and partial(i) with i outputs in it."""
+        inside = self.outputs_in_partial(l)
+        return [f"b{i}" for i in self.visible(l)] + ([f"partial({inside})"] if inside else [])
+
+    def readers(self, source: int) -> list[int]:
+        """Reads that see a complete source."""
+        first = 0 if source == 0 else self.ends[source - 1]
+        return [l for l in range(first, self.num_sublayers + 1) if source in self.visible(l)]
+
+    def groups(self, at_least: int) -> tuple[range, ...]:
+        """Consecutive reads that share one pass over the history, covering 0..L.
+
+        A group starts where a block starts, since its history is complete there, and takes whole blocks
+        until it has at_least reads; the output read joins the last group.
+        """
+        groups: list[range] = []
+        start = 0
+        for end in self.ends:
+            if end - start >= at_least or end == self.num_sublayers:
+                groups.append(range(start, end))
+                start = end
+        last = groups.pop()
+        return (*groups, range(last.start, last.stop + 1))

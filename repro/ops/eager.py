@@ -1,0 +1,294 @@
+"""The fast torch path, forward and backward written out: for CPU, and any device without a fused kernel.
+
+Saved for backward are references to the sources and a few scalars per source and token; keys, stacks and
+weighted sources are recomputed. At small widths the cost is operator overhead and passes over memory, so
+a single read is a chain of in-place multiply-adds over the sources (which stay in cache), and several
+reads of one history are one batched product. Layouts are those of `reference`; scalars keep the source
+axis first, where softmax is vectorised. Gradients are of first order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from repro.ops.precision import full_precision
+from repro.ops.reference import Stats, compute_dtype, fold, split_heads, stats_layout
+
+
+def _spread(scalars: Tensor, width: int) -> Tensor:
+    """[..., H] -> [..., D], each head's scalar over its channels (H = 1: left to broadcasting)."""
+    heads = scalars.shape[-1]
+    if heads == 1:
+        return scalars
+    return scalars.unsqueeze(-1).expand(*scalars.shape, width // heads).flatten(-2)
+
+
+def _head_sums(x: Tensor, heads: int) -> Tensor:
+    """[..., D] -> [..., H]."""
+    return x.sum(-1, keepdim=True) if heads == 1 else split_heads(x, heads).sum(-1)
+
+
+def _inverse_rms(source: Tensor, groups: int, eps: float) -> Tensor:
+    """1 / RMS of [..., D] over the whole width (groups = 1) or per head: [..., groups]."""
+    grouped = split_heads(source, groups)
+    norm = torch.linalg.vector_norm(grouped, dim=-1)
+    return norm.square().div_(grouped.shape[-1]).add_(eps).rsqrt_()
+
+
+def _norm_pullback(grad: Tensor, source: Tensor, inverse: Tensor, product: Tensor) -> Tensor:
+    """Add in place what the key norm sends back: -source / RMS^2 times the mean of gradient . logit.
+
+    product: [..., H], sum over queries of gradient times logit; inverse: [..., 1 or H].
+    """
+    groups = inverse.shape[-1]
+    if groups == 1:
+        product = product.sum(-1, keepdim=True)
+    size = source.shape[-1] // groups
+    return grad.addcmul_(source, _spread(product * inverse.square(), source.shape[-1]), value=-1.0 / size)
+
+
+class _Score(torch.autograd.Function):
+    """One source against R queries: logit = q . RMSNorm(v)."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, queries: Tensor, heads: int, groups: int, eps: float) -> Tensor:
+        dtype = compute_dtype(source, queries)
+        value, wide = source.to(dtype), queries.to(dtype)
+        if heads == 1:
+            logits = torch.matmul(value, wide.T).unsqueeze(-1)
+        else:
+            logits = torch.einsum("...hd,rhd->...rh", split_heads(value, heads), split_heads(wide, heads))
+        inverse = None
+        if groups:
+            inverse = _inverse_rms(value, groups, eps)
+            logits = logits * inverse.unsqueeze(-2)
+        ctx.save_for_backward(source, queries, logits, inverse)
+        return logits
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        source, queries, logits, inverse = ctx.saved_tensors
+        with full_precision(source.device):
+            heads, dtype = grad.shape[-1], logits.dtype
+            value, wide = source.to(dtype), queries.to(dtype)
+            raw = grad if inverse is None else grad * inverse.unsqueeze(-2)
+            if heads == 1:
+                raw = raw.squeeze(-1)
+                grad_source = torch.matmul(raw, wide)
+                grad_queries = raw.reshape(-1, raw.shape[-1]).T @ value.reshape(-1, value.shape[-1])
+            else:
+                grouped, query = split_heads(value, heads), split_heads(wide, heads)
+                grad_source = torch.einsum("...rh,rhd->...hd", raw, query).flatten(-2)
+                grad_queries = torch.einsum(
+                    "trh,thd->rhd", raw.reshape(-1, *raw.shape[-2:]), grouped.reshape(-1, *grouped.shape[-2:])
+                ).flatten(-2)
+            if inverse is not None:
+                _norm_pullback(grad_source, value, inverse, (grad * logits).sum(-2))
+        return grad_source.to(source.dtype), grad_queries.to(queries.dtype), None, None, None
+
+
+def _weigh(act: str, logits: Tensor) -> Tensor:
+    """Weights of logits [S, ...]."""
+    if act == "softmax":
+        return torch.softmax(logits, 0)
+    if act == "linear":
+        return logits
+    weights = torch.sigmoid(logits)
+    return weights / weights.sum(0) if act == "sigmoid_normalized" else weights
+
+
+def _weigh_backward(act: str, grad: Tensor, weights: Tensor, logits: Tensor | None) -> Tensor:
+    """Gradient of the logits, given that of the weights."""
+    if act == "linear":
+        return grad
+    if act == "sigmoid":
+        return grad * weights * (1 - weights)
+    centred = grad - (grad * weights).sum(0)
+    if act == "softmax":
+        return weights * centred
+    assert logits is not None
+    return weights * centred * torch.sigmoid(-logits)
+
+
+def _chain(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Weighted sum of [..., D] by [S, ..., H], one source after the other."""
+    width = sources[0].shape[-1]
+    mixed = sources[0] * _spread(weights[0], width)
+    for source, weight in zip(sources[1:], weights[1:], strict=True):
+        mixed.addcmul_(source, _spread(weight, width))
+    return mixed
+
+
+class _Mix(torch.autograd.Function):
+    """Q weighted sums of the same sources by given logits; sources first, then logits, in `tensors`."""
+
+    @staticmethod
+    def forward(ctx: Any, act: str, dtype: torch.dtype | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        num = len(tensors) // 2
+        sources, logits = tensors[:num], tensors[num:]
+        wide = compute_dtype(*tensors)
+        z = torch.stack(logits).to(wide)  # [S, ..., Q, H]
+        weights = _weigh(act, z)
+        values = [source.to(wide) for source in sources]
+        num_queries, heads = z.shape[-2:]
+        if heads == 1 and num_queries > 1:
+            stack = torch.stack(values, -2)
+            mixed = torch.matmul(weights.squeeze(-1).movedim(0, -1), stack)
+        elif num_queries == 1:
+            mixed = _chain(values, weights.squeeze(-2)).unsqueeze(-2)
+        else:
+            mixed = torch.stack([_chain(values, weights.select(-2, q)) for q in range(num_queries)], -2)
+        lse = torch.logsumexp(z, 0) if act == "softmax" else torch.full_like(z[0], torch.inf)
+        ctx.act = act
+        ctx.save_for_backward(weights, *sources)
+        return mixed.to(dtype or wide), lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+        weights, *sources = ctx.saved_tensors
+        with full_precision(grad.device):
+            heads, wide, width = weights.shape[-1], weights.dtype, grad.shape[-1]
+            grad = grad.to(wide)
+            values = [source.to(wide) for source in sources]
+            num_queries = weights.shape[-2]
+            grad_sources: list[Tensor] = []
+            if heads == 1 and num_queries > 1:
+                stack = torch.stack(values, -2)
+                grad_weights = torch.matmul(grad, stack.mT).movedim(-1, 0).unsqueeze(-1)
+                back = torch.matmul(weights.squeeze(-1).movedim(0, -1).mT, grad)
+                grad_sources = list(back.unbind(-2))
+            else:
+                grads = grad.unbind(-2)
+                per_source = []
+                for value, weight in zip(values, weights.unbind(0), strict=True):
+                    per_source.append(torch.stack([_head_sums(value * g, heads) for g in grads], -2))
+                    back = grads[0] * _spread(weight.select(-2, 0), width)
+                    for q in range(1, num_queries):
+                        back.addcmul_(grads[q], _spread(weight.select(-2, q), width))
+                    grad_sources.append(back)
+                grad_weights = torch.stack(per_source)
+            grad_logits = _weigh_backward(ctx.act, grad_weights, weights, None)
+            if ctx.act == "softmax":
+                grad_logits = torch.addcmul(grad_logits, weights, grad_lse)
+        back_sources = [g.to(source.dtype) for g, source in zip(grad_sources, sources, strict=True)]
+        return None, None, *back_sources, *grad_logits.unbind(0)
+
+
+class _Read(torch.autograd.Function):
+    """One read, scores and mix together; the query is [D], or [..., D] where it depends on the input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, act: str, heads: int, groups: int, eps: float, *sources: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        wide = compute_dtype(query, *sources)
+        values, folded = [source.to(wide) for source in sources], query.to(wide)
+        inverses: list[Tensor] = []
+        logits = []
+        for value in values:
+            if heads == 1 and query.dim() == 1:
+                logit = torch.matmul(value, folded).unsqueeze(-1)
+            else:
+                logit = _head_sums(value * folded, heads)
+            if groups:
+                inverses.append(_inverse_rms(value, groups, eps))
+                logit = logit * inverses[-1]
+            logits.append(logit)
+        z = torch.stack(logits)  # [S, ..., H]
+        weights = _weigh(act, z)
+        ctx.act, ctx.num_sources = act, len(sources)
+        ctx.save_for_backward(query, z, weights, *sources, *inverses)
+        return _chain(values, weights).to(sources[0].dtype), weights
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_weights: Tensor) -> tuple[Tensor | None, ...]:
+        query, z, weights, *rest = ctx.saved_tensors
+        sources, inverses = rest[: ctx.num_sources], rest[ctx.num_sources :]
+        with full_precision(grad.device):
+            heads, wide, width = z.shape[-1], z.dtype, grad.shape[-1]
+            grad, folded = grad.to(wide), query.to(wide)
+            values = [source.to(wide) for source in sources]
+            dots = torch.stack([_head_sums(value * grad, heads) for value in values])
+            grad_logits = _weigh_backward(ctx.act, dots.add_(grad_weights), weights, z)
+            grad_query = torch.zeros_like(folded)
+            grad_sources = []
+            for i, value in enumerate(values):
+                grad_logit = grad_logits[i]
+                raw = _spread(grad_logit * inverses[i] if inverses else grad_logit, width)
+                back = (grad * _spread(weights[i], width)).addcmul_(folded.expand_as(grad), raw)
+                if inverses:
+                    _norm_pullback(back, value, inverses[i], grad_logit * z[i])
+                grad_sources.append(back.to(sources[i].dtype))
+                if query.dim() > 1:
+                    grad_query.addcmul_(value, raw)
+                elif heads == 1:
+                    grad_query += torch.matmul(raw.reshape(-1), value.reshape(-1, width))
+                else:
+                    grad_query += (raw * value).reshape(-1, width).sum(0)
+        return grad_query.to(query.dtype), None, None, None, None, *grad_sources
+
+
+def _groups(key_norm: bool, heads: int, head_norm: bool) -> int:
+    """Number of RMS per key: 0 without key norm, 1 over the width, H per head."""
+    if not key_norm:
+        return 0
+    return heads if head_norm else 1
+
+
+def depth_mix(
+    sources: Sequence[Tensor],
+    query: Tensor,
+    *,
+    key_weight: Tensor | None = None,
+    key_norm: bool = True,
+    act: str = "softmax",
+    heads: int = 1,
+    head_norm: bool = False,
+    eps: float = 1e-8,
+) -> tuple[Tensor, Tensor]:
+    """As `reference.depth_mix`."""
+    groups = _groups(key_norm, heads, head_norm)
+    mixed, weights = _Read.apply(fold(query, key_weight), act, heads, groups, eps, *sources)
+    return mixed, weights.movedim(-1, 1)
+
+
+def score_source(
+    source: Tensor, queries: Tensor, *, key_norm: bool, heads: int, head_norm: bool, eps: float
+) -> Tensor:
+    """As `reference.score_source`."""
+    return _Score.apply(source, queries, heads, _groups(key_norm, heads, head_norm), eps)
+
+
+def mix_scored(
+    sources: Sequence[Tensor], logits: Sequence[Tensor], *, act: str, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
+    """As `reference.mix_scored`."""
+    return _Mix.apply(act, dtype, *sources, *logits)
+
+
+def attend_with_stats(
+    sources: Sequence[Tensor],
+    queries: Tensor,
+    *,
+    key_weight: Tensor | None,
+    key_norm: bool,
+    heads: int,
+    head_norm: bool,
+    eps: float,
+) -> Stats:
+    """As `reference.attend_with_stats`; only scalars are differentiated by autograd."""
+    folded = fold(queries, key_weight)
+    norm = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
+    z = torch.stack([score_source(source, folded, **norm) for source in sources])  # [S, ..., Q, H]
+    m = z.amax(0)
+    e = torch.exp(z - m)
+    o, _ = mix_scored(sources, e.unbind(0), act="linear", dtype=None)
+    return stats_layout(o, m, e.sum(0))

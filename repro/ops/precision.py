@@ -1,0 +1,14 @@
+"""Depth attention never runs in autocast's narrow type: logits, softmax and sums stay in float32 or wider."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[object]:
+    """A context with autocast off; free of charge where it is off already."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
