@@ -1,0 +1,96 @@
+"""DenseFormer: input-independent weighted averages over depth, started at the plain residual.
+
+over="blocks" is DenseFormer's own definition: after transformer block i (two sublayers joined by plain
+residuals, X_i its output with the residual included) the stream becomes
+Y_i = sum_{j <= i} alpha_ij X_j, where X_0 = Y_0 is the embedding; alpha_ii = 1 and all others 0 at the start.
+over="sublayers" is the formula of Table 5, h_l = alpha_{0->l} h_1 + sum_i alpha_{i->l} f_i(h_i), output read
+included; all ones at the start. At their initialisation both are PreNorm.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from repro.depth import scalar_mixing
+from repro.depth.base import DepthMixer, State, tagged
+from repro.depth.static import GROUP_SIZE
+from repro.errors import ConfigError
+
+
+class DenseFormer(DepthMixer):
+    """Depth-weighted averages by raw scalars: d (d + 3) / 2 of them for d transformer blocks or sublayers.
+
+    over: "blocks" or "sublayers" (see above). An odd last sublayer counts as a block of its own.
+    Executions as in `Static`.  Errors: ConfigError for `arm.mixer.over`.
+    """
+
+    executions = ("two_phase", "per_read")
+    positions: Tensor
+
+    def __init__(
+        self,
+        num_sublayers: int,
+        width: int,
+        *,
+        eps: float = 1e-8,
+        execution: str = "auto",
+        backend: str = "auto",
+        over: str = "blocks",
+    ) -> None:
+        super().__init__(num_sublayers, width, eps=eps, execution=execution, backend=backend)
+        if over not in ("blocks", "sublayers"):
+            raise ConfigError("arm.mixer.over", over, "must be blocks or sublayers")
+        self.over = over
+        #: sublayers from one weighted average to the next
+        self.span = 2 if over == "blocks" else 1
+        self.num_averages = -(-num_sublayers // self.span)
+        positions = scalar_mixing.triangle_positions(self.num_averages + 1)
+        self.register_buffer("positions", positions, persistent=False)
+        entries = positions[0] == positions[1] if over == "blocks" else torch.ones(positions.shape[1])
+        self.scalars = tagged(entries.to(torch.get_default_dtype()), "scalar")
+
+    def begin(self, embedding: Tensor) -> State:
+        scalars = self.scalars.to(torch.promote_types(embedding.dtype, torch.float32))
+        matrix = scalar_mixing.triangle(scalars, self.positions, self.num_averages + 1, 0.0)
+        group_size = GROUP_SIZE if self.execution == "two_phase" else self.num_averages + 1
+        history = scalar_mixing.start(matrix, embedding, group_size)
+        return history, self._mixed(history, embedding)
+
+    def read(self, state: State, l: int) -> tuple[Tensor, State]:
+        history, stream = state
+        if self.tap is not None and self.source_columns(l):
+            self.record(l, scalar_mixing.weights_of(history))
+        return stream, state
+
+    def write(self, state: State, l: int, output: Tensor) -> State:
+        history, stream = state
+        source = stream + output if self.over == "blocks" else output
+        if (l + 1) % self.span and l + 1 < self.num_sublayers:
+            return history, source
+        history = scalar_mixing.append(history, source)
+        return history, self._mixed(history, stream)
+
+    def finish(self, state: State) -> Tensor:
+        return self.read(state, self.num_sublayers)[0]
+
+    @staticmethod
+    def _mixed(history: scalar_mixing.History, like: Tensor) -> Tensor:
+        # Row 0 has the single weight one; spelling it out would cost a copy of the embedding.
+        return like if history.num_sources == 1 else scalar_mixing.mixed(history, like.dtype)
+
+    def source_columns(self, l: int) -> list[int]:
+        """Columns 0..i of the X_j averaged just before sublayer l; none inside a transformer block."""
+        if l == self.num_sublayers:
+            return list(range(self.num_averages + 1))
+        return [] if l % self.span else list(range(l // self.span + 1))
+
+    def source_labels(self, l: int) -> list[str]:
+        return [f"x{c}" if self.over == "blocks" else f"b{c}" for c in self.source_columns(l)]
+
+    def stream(self, state: State) -> Tensor | None:
+        return state[1] if self.over == "blocks" else state[0].recent[-1]
+
+    def flops_per_token(self) -> float:
+        averages = self.width * self.num_averages * (self.num_averages + 3)
+        return float(averages + (self.num_sublayers * self.width if self.over == "blocks" else 0))

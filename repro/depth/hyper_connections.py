@@ -1,0 +1,191 @@
+"""Manifold-constrained hyper-connections (Table 4, "mHC") and mHC-lite (Table 2).
+
+The stream is n parallel streams x [n, D]. From x' = RMSNorm(vec x) each sublayer computes
+    H_pre = sigmoid(a_pre x' phi_pre + b_pre)           [n]      what the sublayer reads:  H_pre x
+    H_post = 2 sigmoid(a_post x' phi_post + b_post)     [n]      where its output goes
+    H_res = Sinkhorn(exp(a_res x' phi_res + b_res))     [n, n]   how the streams mix
+    x <- H_res x + H_post^T f(H_pre x).
+The embedding is repeated into all streams; what the final norm sees is their sum.
+
+When is this PreNorm? If all streams equal h, any H_res with unit row sums leaves them equal; if moreover
+H_post = 1 in every stream, all streams become h + f; and if H_pre sums to one, the sublayer read h. So with
+phi = 0, b_post = 0 and sigmoid(b_pre) summing to one, every read is PreNorm's to rounding, for any b_res, and
+the last step gives n h: the same function after a final RMSNorm at eps -> 0 (exactly: with eps n^2).
+The published biases are not of this kind (H_pre sums to 1.54 at n = 4, and H_post is not constant).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from repro.depth.base import DepthMixer, State, tagged
+from repro.errors import ConfigError
+from repro.ops.precision import full_precision
+from repro.ops.sinkhorn import sinkhorn
+from repro.ops.streams import gather, mix_and_add, normed_projection
+
+#: b_res of the published code: off the diagonal for mHC, all permutations but the identity for mHC-lite.
+OFF_IDENTITY = -8.0
+#: a_pre, a_post and a_res at the start.
+DYNAMIC_SCALE = 0.01
+
+
+class MHC(DepthMixer):
+    """n streams mixed by Sinkhorn-normalised matrices.
+
+    streams: n.  iterations: of Sinkhorn.  init: "published" (biases of the published code: -1, and +1 at
+    stream l mod n, for both H_pre and H_post) or "prenorm" (the setting above, with H_pre = (n + 1) / 2n at
+    stream l mod n and 1 / 2n elsewhere, so that the streams can drift apart). Dynamic weights phi start at
+    zero. Coefficients are computed in fp32 or wider; streams keep the embedding's dtype.
+    Errors: ConfigError for `arm.mixer.streams`, `.iterations`, `.init`.
+    """
+
+    def __init__(
+        self,
+        num_sublayers: int,
+        width: int,
+        *,
+        eps: float = 1e-8,
+        execution: str = "auto",
+        backend: str = "auto",
+        streams: int = 4,
+        iterations: int = 20,
+        init: str = "published",
+    ) -> None:
+        super().__init__(num_sublayers, width, eps=eps, execution=execution, backend=backend)
+        _check_count("arm.mixer.streams", streams)
+        _check_count("arm.mixer.iterations", iterations)
+        if init not in ("published", "prenorm"):
+            raise ConfigError("arm.mixer.init", init, "must be published or prenorm")
+        self.streams, self.iterations = streams, iterations
+        residual = self._residual_bias()
+        sizes = (streams, streams, len(residual))
+        which_scale = torch.cat([torch.full((size,), i) for i, size in enumerate(sizes)])
+        self.register_buffer("which_scale", which_scale, persistent=False)
+        # One projection per sublayer for all three coefficients; rows in the order pre, post, res.
+        self.projection, self.bias, self.scale = nn.ParameterList(), nn.ParameterList(), nn.ParameterList()
+        for l in range(num_sublayers):
+            bias = torch.cat((*self._gate_biases(l, init), residual))
+            self.projection.append(tagged(torch.zeros(sum(sizes), streams * width), "scalar"))
+            self.bias.append(tagged(bias, "scalar"))
+            self.scale.append(tagged(torch.full((3,), DYNAMIC_SCALE), "scalar"))
+
+    def _gate_biases(self, l: int, init: str) -> tuple[Tensor, Tensor]:
+        """b_pre and b_post of sublayer l, [n] each."""
+        n = self.streams
+        if init == "published":
+            bias = torch.full((n,), -1.0)
+            bias[l % n] = 1.0
+            return bias, bias
+        shares = torch.full((n,), 0.5 / n, dtype=torch.float64)
+        shares[l % n] = 0.5 * (n + 1) / n
+        # One stream is read whole: sigmoid reaches 1 only at infinity, 40 is 1 in every dtype.
+        pre = torch.logit(shares) if n > 1 else torch.full((1,), 40.0)
+        return pre.to(torch.get_default_dtype()), torch.zeros(n)
+
+    def _residual_bias(self) -> Tensor:
+        """b_res, [n * n], row by row."""
+        return (OFF_IDENTITY * (1 - torch.eye(self.streams))).flatten()
+
+    def _residual_matrix(self, logits: Tensor) -> Tensor:
+        """H_res, [n, n, tokens], from its logits, [n * n, tokens]."""
+        return sinkhorn(logits.view(self.streams, self.streams, -1), self.iterations)
+
+    def coefficients(self, streams: Tensor, l: int) -> tuple[Tensor, Tensor, Tensor]:
+        """H_pre and H_post [n, tokens] and H_res [n, n, tokens] of sublayer l; streams [tokens, n, D]."""
+        n, dtype = self.streams, streams.dtype
+        dynamic = normed_projection(streams, self.projection[l].to(dtype), self.eps)
+        scale = self.scale[l].to(dtype)[self.which_scale]
+        logits = torch.addcmul(self.bias[l].to(dtype)[:, None], scale[:, None], dynamic)
+        pre, post, residual = logits.split((n, n, logits.shape[0] - 2 * n))
+        return pre.sigmoid(), 2 * post.sigmoid(), self._residual_matrix(residual)
+
+    def begin(self, embedding: Tensor) -> State:
+        streams = embedding.reshape(-1, 1, self.width).expand(-1, self.streams, -1).contiguous()
+        return streams, None, embedding.shape
+
+    def read(self, state: State, l: int) -> tuple[Tensor, State]:
+        streams, _, shape = state
+        with full_precision(streams.device):
+            wide = _wide(streams)
+            pre, post, residual = self.coefficients(wide, l)
+            x = gather(wide, pre.T.contiguous())
+        return x.to(streams.dtype).view(shape), (streams, (post, residual), shape)
+
+    def write(self, state: State, l: int, output: Tensor) -> State:
+        streams, (post, residual), shape = state
+        with full_precision(streams.device):
+            wide, y = _wide(streams), output.reshape(-1, self.width)
+            wide = mix_and_add(wide, residual.permute(2, 0, 1), post.T.contiguous(), y.to(wide.dtype))
+        return wide.to(streams.dtype), None, shape
+
+    def finish(self, state: State) -> Tensor:
+        streams, _, shape = state
+        return streams.sum(1).view(shape)
+
+    def stream(self, state: State) -> Tensor | None:
+        return self.finish(state)
+
+    def flops_per_token(self) -> float:
+        n, width = self.streams, self.width
+        num_coefficients = self.bias[0].numel()
+        per_element = n * (2 * num_coefficients + 2 + 2 + 2 * n + 2)  # project, norm, pre, res, post
+        return float(self.num_sublayers * (width * per_element + self._residual_flops()) + n * width)
+
+    def _residual_flops(self) -> int:
+        return 2 * self.iterations * 2 * self.streams**2
+
+
+class MHCLite(MHC):
+    """mHC-lite: H_res is a convex combination of all n! permutation matrices P_k.
+
+    H_res = sum_k a_k P_k with a = softmax(a_res x' phi_res + b_res) in R^{n!}: doubly stochastic to
+    rounding, without Sinkhorn. Options as in `MHC`, without `iterations`; at most 5 streams (120 weights).
+    """
+
+    permutations: Tensor
+
+    def __init__(
+        self,
+        num_sublayers: int,
+        width: int,
+        *,
+        eps: float = 1e-8,
+        execution: str = "auto",
+        backend: str = "auto",
+        streams: int = 4,
+        init: str = "published",
+    ) -> None:
+        _check_count("arm.mixer.streams", streams, most=5)
+        super().__init__(
+            num_sublayers, width, eps=eps, execution=execution, backend=backend, streams=streams, init=init
+        )
+        permutations = torch.eye(streams)[torch.tensor(list(itertools.permutations(range(streams))))]
+        self.register_buffer("permutations", permutations.flatten(1).T.contiguous(), persistent=False)
+
+    def _residual_bias(self) -> Tensor:
+        bias = torch.full((math.factorial(self.streams),), OFF_IDENTITY)
+        bias[0] = 0.0  # itertools lists the identity first
+        return bias
+
+    def _residual_matrix(self, logits: Tensor) -> Tensor:
+        mixed = self.permutations.to(logits.dtype) @ logits.softmax(0)
+        return mixed.view(self.streams, self.streams, -1)
+
+    def _residual_flops(self) -> int:
+        return 2 * self.permutations.numel()
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _check_count(key: str, value: object, most: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most and value > most):
+        raise ConfigError(
+            key, value, f"must be an integer from 1 to {most}" if most else "must be an integer >= 1"
+        )
