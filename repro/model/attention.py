@@ -54,8 +54,9 @@ class CausalAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.rotary = rotary
-        for name in ("query", "key", "value", "output"):
-            setattr(self, name, tagged(torch.empty(width, width), "matrix"))
+        self.query, self.key, self.value, self.output = (
+            tagged(torch.empty(width, width), "matrix") for _ in range(4)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape

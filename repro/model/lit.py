@@ -70,7 +70,9 @@ class LitDecoder(L.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self._make_optimizer(self.decoder)
 
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **_: Any) -> None:
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
         """Clip, note loss and gradient norm of this update, and stop before a bad update is made."""
         parameters = [p for p in self.decoder.parameters() if p.grad is not None]
         bound = self._grad_clip if self._grad_clip > 0 else float("inf")

@@ -100,9 +100,8 @@ class Recorder(L.Callback):
         if not trainer.is_global_zero:
             return
         if self._dynamics is not None:
-            self.run.append_snapshot(
-                "depth_norms.npz", step - 1, **self._dynamics.arrays(float(self.accumulate))
-            )
+            dynamics: dict[str, Any] = self._dynamics.arrays(float(self.accumulate))
+            self.run.append_snapshot("depth_norms.npz", step - 1, **dynamics)
             self._dynamics = None
         if step % self.log_every == 0 or step == self.total:
             self._log(trainer, pl_module, step)

@@ -89,7 +89,7 @@ class DepthWeightRecorder:
         self._tokens[l] = self._tokens.get(l, 0) + rows
 
     def labels(self) -> dict[str, np.ndarray]:
-        """What does not change between snapshots: `position_edges` [P+1], `sources` [L+1, C] (names or "")."""
+        """What no snapshot changes: `position_edges` [P+1] and `sources` [L+1, C], names or ""."""
         names = np.full((self.mixer.num_sublayers + 1, self.columns), "", dtype="<U16")
         for l in range(self.mixer.num_sublayers + 1):
             names[l, self.mixer.source_columns(l)] = self.mixer.source_labels(l)

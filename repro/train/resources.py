@@ -2,7 +2,7 @@
 
 On two cores, two training processes of two threads each ran 7 times slower than the same two with one
 thread each, since waiting OpenMP threads spin; two workers of one thread beat one worker of two threads
-(10,000 against 7,800 tokens/s). `python -m repro.train.step_time --threads` repeats the measurement.
+(10,000 against 7,800 tokens/s). `python -m repro.train.throughput` repeats the measurement.
 """
 
 from __future__ import annotations

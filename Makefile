@@ -1,0 +1,68 @@
+# One target per table and figure. Knobs: SCALE, SEEDS, LAUNCHER; nothing else.
+#   make reproduce                       everything, minutes on two cores
+#   make table4 SCALE=cpu SEEDS=1,2,3    a larger study, three seeds (interrupt and repeat at will)
+#   make table4 SCALE=gpu LAUNCHER=basic one run after another in one process
+
+SCALE    ?= quick
+SEEDS    ?= 1
+LAUNCHER ?= joblib
+
+PYTHON  ?= python3
+VENV    := .venv
+RUN     := $(VENV)/bin/python
+STAMP   := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup data reproduce table4 fig6 published smoke test lint clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
+	@echo "  knobs: SCALE=$(SCALE) (smoke quick cpu cpu_wide gpu published)  SEEDS=$(SEEDS) (as 1,2,3)  LAUNCHER=$(LAUNCHER) (basic joblib submitit_local submitit_slurm)"
+
+setup: $(STAMP)  ## create .venv with the pinned dependencies
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; name it with PYTHON=python3.11"; exit 2; }
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@echo "installing pinned dependencies into $(VENV) (a minute or a few)"
+	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,slurm]'
+	@touch $@
+
+data: $(STAMP)  ## build the default corpus (fetched once, never committed)
+	$(RUN) -m repro.data.prepare data=prose scale=$(SCALE)
+
+reproduce: published table4  ## Table 4 end to end at SCALE=quick, beside the published numbers
+	@echo; echo "published: results/published/table4.* and fig6.*;  measured here: results/$(SCALE)/table4.*"
+
+table4: $(STAMP)  ## train what Table 4 needs at SCALE and render it
+	$(call item,table4)
+
+fig6: $(STAMP)  ## train what Fig. 6 needs at SCALE and render it
+	$(call item,fig6)
+
+published: $(STAMP)  ## render every item from the paper's own numbers (no training)
+	$(RUN) -m repro.reproduce render table4 fig6 --scale published
+
+smoke: $(STAMP)  ## every arm through the whole pipeline, under two minutes
+	$(RUN) -m repro.train -m experiment=all_arms scale=smoke
+	$(RUN) -m repro.train.step_time scale=smoke
+	$(RUN) -m repro.reproduce render table4 fig6 --scale smoke
+
+test: $(STAMP)  ## the whole test suite
+	$(RUN) -m pytest -n 2
+
+lint: $(STAMP)  ## ruff and mypy
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+
+clean:  ## remove caches; never runs, data or results
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# Train (unless SCALE=published), measure step times alone, render. A failed run (1) still gets its table, and
+# the target fails after it.
+define item
+@code=0; if [ "$(SCALE)" != published ]; then \
+  $(RUN) -m repro.train -m experiment=$(1) scale=$(SCALE) seed=$(SEEDS) hydra/launcher=$(LAUNCHER) || code=$$?; \
+  test $$code -le 1 || exit $$code; \
+  $(RUN) -m repro.train.step_time experiment=$(1) scale=$(SCALE) || exit $$?; fi; \
+$(RUN) -m repro.reproduce render $(1) --scale $(SCALE) || exit $$?; exit $$code
+endef

@@ -1,0 +1,141 @@
+"""Time of a training step of each arm relative to PreNorm, measured alone and interleaved.
+
+    python -m repro.train.step_time experiment=table4 scale=quick
+
+All arms live in one process and take turns: a round times one whole step (forward, backward, clipping,
+optimizer) of every arm, in an order that rotates, and divides by the PreNorm step of the same round. So a
+slow spell of the machine hits both sides of a ratio. Never taken from training runs, which share cores.
+Writes ``results/<scale>/step_time.csv``; arms already measured with the same settings are kept.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from repro.errors import ConfigError
+from repro.model.build import build_decoder
+from repro.runs import host_description, identity
+from repro.train.optim import build_optimizer
+from repro.train.paths import config_directory, resolve_path
+from repro.train.sweep import register
+
+BASELINE = "prenorm"
+ROUNDS = 9
+
+
+def swept_arms(overrides: list[str]) -> list[str]:
+    """Arms that an experiment's sweep names, in its order (or the one arm of a plain command)."""
+    config = compose("train", overrides=overrides, return_hydra_config=True)
+    listed = (config.hydra.sweeper.params or {}).get("arm")
+    return [name.strip() for name in str(listed).split(",")] if listed else [config.arm.name]
+
+
+class _Contestant:
+    """One arm's model and optimizer, ready to take a step."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.decoder = build_decoder(config)
+        self.optimizer = build_optimizer(self.decoder, config.optim)
+        generator = torch.Generator().manual_seed(0)
+        shape = (config.budget.batch_size, config.budget.context + 1)
+        tokens = torch.randint(0, config.model.vocab_size, shape, generator=generator)
+        self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        self.clip = float(config.budget.grad_clip)
+
+    def step(self) -> float:
+        """Seconds of one training step."""
+        started = time.perf_counter()
+        self.decoder.loss(self.inputs, self.targets).backward()
+        torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return time.perf_counter() - started
+
+
+def measure(configs: dict[str, DictConfig], rounds: int = ROUNDS) -> pd.DataFrame:
+    """One row per arm: median step in ms, and median, lower and upper quartile of its ratio to PreNorm."""
+    contestants = {name: _Contestant(config) for name, config in configs.items()}
+    names = list(contestants)
+    for name in names:
+        contestants[name].step()  # allocations and lazy set-up
+    seconds = {name: np.empty(rounds) for name in names}
+    for r in range(rounds):
+        shift = r % len(names)
+        for name in names[shift:] + names[:shift]:
+            seconds[name][r] = contestants[name].step()
+    rows = []
+    for name in names:
+        low, median, high = np.quantile(seconds[name] / seconds[BASELINE], [0.25, 0.5, 0.75])
+        rows.append((name, median, low, high, 1e3 * np.median(seconds[name])))
+    columns = ["arm", "ratio_median", "ratio_low", "ratio_high", "ms_median"]
+    return pd.DataFrame(rows, columns=columns).round(4)
+
+
+def _stamp(config: DictConfig) -> dict[str, object]:
+    """What a measurement depends on besides the arm."""
+    host, budget = host_description(), config.budget
+    return {
+        "rounds": ROUNDS,
+        "batch_size": budget.batch_size,
+        "context": budget.context,
+        "threads": torch.get_num_threads(),
+        "cpu": host["cpu"],
+        "torch": torch.__version__,
+        "semantics": identity(config)["semantics"],
+    }
+
+
+def _kept(path: Path, stamp: dict[str, object], arms: Iterable[str]) -> pd.DataFrame | None:
+    """The earlier file if it holds all these arms under the same stamp."""
+    if not path.exists():
+        return None
+    table = pd.read_csv(path)
+    same = all(key in table and (table[key].astype(str) == str(value)).all() for key, value in stamp.items())
+    return table if same and set(arms) <= set(table["arm"]) else None
+
+
+def main(overrides: list[str]) -> int:
+    """Measure the arms of these overrides and write the table; the exit code."""
+    register()
+    torch.set_flush_denormal(True)
+    try:
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            arms = swept_arms(overrides)
+            arms = [BASELINE, *(arm for arm in arms if arm != BASELINE)]
+            plain = [o for o in overrides if not o.startswith("arm=")]
+            configs = {arm: compose("train", overrides=[*plain, f"arm={arm}"]) for arm in arms}
+        first = configs[BASELINE]
+        path = resolve_path(first, first.paths.results) / first.scale / "step_time.csv"
+        stamp = _stamp(first)
+        if _kept(path, stamp, arms) is not None:
+            print(f"step times: already measured, {path}")
+            return 0
+        print(
+            f"step times: {len(arms)} arms, {ROUNDS} interleaved rounds, nothing else should run", flush=True
+        )
+        table = measure(configs).assign(**stamp)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if path.exists():
+        earlier = pd.read_csv(path)
+        if all(k in earlier and (earlier[k].astype(str) == str(v)).all() for k, v in stamp.items()):
+            table = pd.concat([table, earlier[~earlier["arm"].isin(table["arm"])]])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table.to_csv(path, index=False)
+    print(table[["arm", "ratio_median", "ratio_low", "ratio_high", "ms_median"]].to_string(index=False))
+    print(f"step times: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
