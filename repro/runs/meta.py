@@ -28,7 +28,7 @@ PACKAGES = (
     "fla-core",
     "liger-kernel",
 )
-_PLACE = re.compile(r"(?<![\w.])[/~][^\s,=]*/([^\s,=/]*)/?")
+_PLACE = re.compile(r"(?<![\w.])[/~][^\s,=\]}'\"]*/[^\s,=\]}'\"]*")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -78,7 +78,11 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     Of absolute and home paths only the last component is kept; logger settings and secrets are left out.
     """
     words = sys.orig_argv if arguments is None else arguments
-    return " ".join(_PLACE.sub(r"\1", word) for word in words if not _is_private(word))
+    return " ".join(_PLACE.sub(_last_component, word) for word in words if not _is_private(word))
+
+
+def _last_component(place: re.Match[str]) -> str:
+    return place.group().rstrip("/").rpartition("/")[2]
 
 
 def _is_private(word: str) -> bool:

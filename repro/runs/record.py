@@ -51,6 +51,7 @@ class Run:
         directory belongs to another config or cannot be written, ConfigError where no run can be named.
         """
         run = cls(run_directory(config, root))
+        run._make_directory()
         try:
             found = identity(reading.read_config(run.config_path))
         except FileNotFoundError:
@@ -118,10 +119,7 @@ class Run:
         on_wait: called once with the holder's status if the lock is not free at once.  timeout: seconds to
         wait (None: for ever).  Raises RunBusy where it stays taken. The lock dies with its process.
         """
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise atomic.not_written(self.directory, error) from error
+        self._make_directory()
         held = FileLock(self.directory / "lock")
         try:
             held.acquire(blocking=False)
@@ -272,6 +270,12 @@ class Run:
     def keep_aside(self, path: str | Path, why: str = "cannot be read") -> Path | None:
         """Renames a damaged file to ``<name>.corrupt-<n>`` and reports it in one line."""
         return atomic.keep_aside(path, why)
+
+    def _make_directory(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise atomic.not_written(self.directory, error) from error
 
     def _path(self, name: str, suffix: str) -> Path:
         return self.directory / (name if name.endswith(suffix) else name + suffix)
