@@ -44,6 +44,11 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
+def error(a: Tensor, b: Tensor) -> float:
+    """max |a - b| / max |b|."""
+    return ((a - b).abs().max() / b.abs().max()).item()
+
+
 class Toy:
     """L random sublayers f_l(x) = tanh(W_l x) and a random embedding, [2, 5, width] unless given.
 
