@@ -246,7 +246,10 @@ def _run_notes(rows: Sequence[ArmRow]) -> list[str]:
     for name in ("device", "precision", "compile"):
         values = sorted({str(getattr(run, name)) for run in done})
         if len(values) > 1:
-            notes.append(f"The runs mix {name}: {', '.join(values)}. This may move losses in the last bits.")
+            mixed = ", ".join(values)
+            notes.append(
+                f"The runs mix {name}: {mixed}. That may change a loss by rounding, not its meaning."
+            )
     counts = {row.seeds for row in rows if row.done}
     if len(counts) > 1:
         notes.append("Arms have different seeds; a difference is taken over the seeds that both arms have.")

@@ -10,6 +10,7 @@ from analysis.stats import DRAWS, LEVEL, MIN_SEEDS, VERDICT_RULE, Interval
 from analysis.tables import EMPTY, Column, Table
 
 DAGGER = "†"
+ContrastCheck = Callable[[AblationTable], tuple[bool | None, str]]
 
 
 def tables(table: AblationTable, title: str, *, wide: bool) -> list[Table]:
@@ -139,28 +140,23 @@ def _record(row: ArmRow) -> dict[str, object]:
 
 
 def _notes(table: AblationTable) -> list[str]:
-    seeds = sorted({seed for row in table.rows for seed in row.seeds})
-    counts = sorted({len(row.done) for row in table.rows if row.done})
-    spelled = (
-        f"n = {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds per arm"
-        if counts
-        else "no runs"
-    )
-    which = f" ({', '.join(map(str, seeds))})" if seeds else ""
+    seeds = ", ".join(map(str, sorted({seed for row in table.rows for seed in row.seeds})))
+    plural = "s" if "," in seeds else ""
+    trained = f"seed{plural} {seeds} (n: how many an arm finished)" if seeds else "no finished run"
     notes = [
-        f"Scale: {table.scale}; {spelled}{which}. Loss in nats per token and bits per byte (bits/B) over the "
+        f"Scale: {table.scale}; {trained}. Loss in nats per token and bits per byte (bits/B) over the "
         "whole validation set; the paper's numbers (436M activated parameters) are from arXiv:2603.15031v1."
     ]
     by_kind = {
         kind: [i.n for i in table.intervals if i.kind == kind] for kind in ("seeds", "documents", "none")
     }
     if by_kind["seeds"]:
-        notes.append(f"Intervals: {LEVEL:.0%}, t over paired seeds, all on one validation set.")
+        notes.append(f"Intervals: {100 * LEVEL:.0f} %, t over paired seeds, all on one validation set.")
     if by_kind["documents"]:
-        which = f"Those marked {DAGGER}" if _marks_documents(table) else "Intervals"
+        subject = f"Those marked {DAGGER}" if _marks_documents(table) else "Intervals"
         documents = " or ".join(map(str, sorted(set(by_kind["documents"]))))
         notes.append(
-            f"{which}: one seed only, so {LEVEL:.0%} over validation documents alone (paired bootstrap of "
+            f"{subject}: one seed only, so {100 * LEVEL:.0f} % over validation documents alone (paired bootstrap of "
             f"{documents} documents, {DRAWS} draws). The spread over seeds is not in them and may be larger."
         )
     if by_kind["none"]:
@@ -200,19 +196,29 @@ def _number(value: float | int | None, form: str) -> str:
     return EMPTY if value is None else format(value, form)
 
 
-def contrast_check(better: str, worse: str) -> Callable[[AblationTable], tuple[bool | None, str]]:
-    """A check that arm ``better`` has the lower loss: by our verdict, or by the sign of the paper's difference."""
+def better(arm: str, reference: str) -> ContrastCheck:
+    """A check that ``arm`` has the lower loss: by our verdict, or by the sign of the paper's difference."""
+    return _contrast_check(arm, reference, sign=-1)
 
+
+def worse(arm: str, reference: str) -> ContrastCheck:
+    """A check that ``arm`` has the higher loss, else as ``better``."""
+    return _contrast_check(arm, reference, sign=1)
+
+
+def _contrast_check(arm: str, reference: str, sign: int) -> ContrastCheck:
     def test(table: AblationTable) -> tuple[bool | None, str]:
-        contrast = table.contrast(better, worse)
+        contrast = table.contrast(arm, reference)
         if table.scale == "published":
-            return contrast.paper < 0, f"{_signed(contrast.paper)} nats"
+            return contrast.paper * sign > 0, _signed(contrast.paper)
         if contrast.ours is None:
             return None, "no finished pair of runs"
         evidence = f"{_interval(contrast.ours, False)}, paper {_signed(contrast.paper)}"
-        ruling = contrast.verdict
-        if ruling is None:
+        if contrast.verdict is None:
             return None, f"{evidence}, no verdict under {MIN_SEEDS} seeds"
-        return {"agrees": True, "differs": False, "no difference": False}.get(ruling), f"{evidence}, {ruling}"
+        if contrast.verdict == "underpowered":
+            return None, f"{evidence}, underpowered"
+        side = contrast.ours.estimate * sign > 0
+        return side and contrast.verdict != "no difference", f"{evidence}, {contrast.verdict}"
 
     return test

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import style
 from analysis.ablation import BASELINE, AblationTable
-from analysis.stats import LEVEL, seed_interval
 
 FULL = "full"
 
@@ -23,69 +23,84 @@ def block_size_figure(
     sizes: block size in sublayers of each arm on the curve; 1 is Full AttnRes.
     """
     with style.styled():
-        figure, panels = style.new_figure(10.0 if ours else 5.6, 4.1, 2 if ours else 1)
+        figure, panels = style.new_figure(10.0 if ours else 5.6, 4.4, 2 if ours else 1)
         losses = {row.spec.name: row.spec.paper_loss for row in published.rows}
         _panel(panels[0], losses, sizes, style.PAPER, "D")
         panels[0].set_title("Paper (436M activated parameters, one run per point)", fontsize=10)
         if ours:
             means = {row.spec.name: row.loss for row in ours.rows if row.loss is not None}
             _panel(panels[1], means, sizes, style.OURS, "o")
-            _spread(panels[1], ours, sizes)
-            seeds = sorted({len(row.done) for row in ours.rows if row.done})
-            count = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else "0"
-            panels[1].set_title(f"Ours (scale {ours.scale}, seeds per point: {count})", fontsize=10)
+            _intervals(panels[1], ours, sizes)
             _absent(panels[1], ours, sizes)
-        figure.tight_layout()
+            panels[1].set_title(f"Ours (scale {ours.scale}, {_seeds(ours)})", fontsize=10)
+        handles = {
+            label: handle
+            for axes in panels
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=3)
+        figure.tight_layout(rect=(0, 0.13 if len(handles) > 3 else 0.07, 1, 1), w_pad=2.5)
         return figure
 
 
 def _panel(
     axes: Axes, losses: Mapping[str, float], sizes: Mapping[str, int], color: str, marker: str
 ) -> None:
-    points = [(size, losses[arm]) for arm, size in sizes.items() if arm in losses]
-    if points:
-        axes.plot(
-            *zip(*points, strict=True), marker=marker, color=color, label="AttnRes, block size S", zorder=3
-        )
-    for arm, label, line, shade in (
-        (BASELINE, "PreNorm", "--", style.PRENORM),
-        (FULL, "Full AttnRes", ":", style.FULL),
-    ):
+    heights = [losses.get(arm, math.nan) for arm in sizes]  # NaN leaves a gap where an arm has no result
+    who = "paper" if marker == "D" else "ours"
+    axes.plot(
+        list(sizes.values()),
+        heights,
+        marker=marker,
+        color=color,
+        label=f"AttnRes with blocks, {who}",
+        zorder=3,
+    )
+    lines = ((BASELINE, "PreNorm", "--", style.PRENORM), (FULL, "Full AttnRes", ":", style.FULL))
+    for arm, label, line, shade in lines:
         if arm in losses:
             axes.axhline(losses[arm], ls=line, color=shade, label=label, zorder=1)
     axes.set_xscale("log", base=2)
-    ticks = sorted(set(sizes.values()))
+    ticks = sorted(sizes.values())
     axes.set_xticks(ticks, [f"{s}\n(Full)" if s == 1 else str(s) for s in ticks])
     axes.minorticks_off()
     axes.set_xlim(max(ticks) * 1.25, min(ticks) / 1.25)
-    axes.margins(y=0.12)
+    axes.margins(y=0.1)
     axes.set_xlabel("block size S (sublayers; two per transformer block)")
     axes.set_ylabel("validation loss (nats per token)")
-    axes.legend(loc="best")
 
 
-def _spread(axes: Axes, table: AblationTable, sizes: Mapping[str, int]) -> None:
-    """Bars for the interval of each mean; one seed has none: its intervals are those of differences."""
+def _intervals(axes: Axes, table: AblationTable, sizes: Mapping[str, int]) -> None:
+    """Bars for the paired difference to PreNorm: what the distance to its line is worth."""
+    label = "95 % interval of the difference to PreNorm"
     for row in table.rows:
-        if row.spec.name in sizes and len(row.done) > 1:
-            interval = seed_interval([run.val_loss for run in row.done], LEVEL)
-            x = sizes[row.spec.name]
-            axes.plot([x, x], [interval.low, interval.high], color=style.OURS, lw=2, alpha=0.5, zorder=2)
+        ours = row.to_prenorm.ours if row.to_prenorm else None
+        if row.spec.name in sizes and ours and row.loss is not None and math.isfinite(ours.low):
+            ends = [row.loss + ours.low - ours.estimate, row.loss + ours.high - ours.estimate]
+            axes.plot(
+                [sizes[row.spec.name]] * 2,
+                ends,
+                color=style.OURS,
+                lw=6,
+                alpha=0.3,
+                solid_capstyle="butt",
+                label=label,
+            )
+            label = ""
 
 
 def _absent(axes: Axes, table: AblationTable, sizes: Mapping[str, int]) -> None:
     for row in table.rows:
-        if row.spec.name in sizes and row.status != "done":
+        size = sizes.get(row.spec.name)
+        if size and row.status != "done":
+            text = f"S = {size}: {row.status}"
+            place: Any = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
             axes.text(
-                sizes[row.spec.name],
-                0.03,
-                f"S = {sizes[row.spec.name]}: {row.status}",
-                transform=axes.get_xaxis_transform(),
-                rotation=90,
-                ha="center",
-                va="bottom",
-                style="italic",
-                fontsize=9,
+                size, 0.04, text, rotation=90, style="italic", fontsize=9, backgroundcolor="white", **place
             )
-    if not any(np.isfinite(row.loss) for row in table.rows if row.loss is not None):
-        axes.text(0.5, 0.5, "no finished run", transform=axes.transAxes, ha="center")
+
+
+def _seeds(table: AblationTable) -> str:
+    counts = sorted({len(row.done) for row in table.rows if row.done}) or [0]
+    spelled = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    return f"{spelled} seed{'' if counts == [1] else 's'} per point"

@@ -15,7 +15,7 @@ from analysis import style
 from analysis.ablation import BASELINE, AblationTable, ArmRow
 
 # Layout in inches: labels, plot, then one column of numbers after another.
-_EDGE, _LABELS, _PLOT, _ROW, _ABOVE, _BELOW = 0.12, 2.65, 4.1, 0.34, 0.95, 0.95
+_EDGE, _LABELS, _PLOT, _ROW, _ABOVE, _BELOW = 0.12, 2.65, 4.1, 0.34, 0.85, 0.95
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _frame(axes: Axes, table: AblationTable, width: float) -> None:
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", left=False, labelleft=False)
     axes.margins(x=0.06)
-    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axes.set_xlabel("validation loss minus PreNorm (nats per token); left of zero is better")
 
 

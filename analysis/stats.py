@@ -29,8 +29,9 @@ DRAWS = 5000
 BOOTSTRAP_SEED = 2603
 
 VERDICT_RULE = (
-    "Verdict on a contrast: agrees (95 % interval excludes zero on the paper's side), differs (excludes zero on "
-    f"the other), no difference (interval within ±{MARGIN} nats), else underpowered; none under {MIN_SEEDS} seeds."
+    "Verdict on a contrast: agrees (95 % interval excludes zero on the paper's side), differs (excludes zero "
+    f"on the other), no difference (interval within ±{MARGIN} nats), else underpowered; "
+    f"none under {MIN_SEEDS} seeds."
 )
 
 
@@ -113,7 +114,7 @@ def document_interval(
 def verdict(
     interval: Interval, paper: float, *, margin: float = MARGIN, min_seeds: int = MIN_SEEDS
 ) -> str | None:
-    """What our interval says about the paper's difference, by ``VERDICT_RULE``; None where it may say nothing.
+    """What our interval says about the paper's difference, by ``VERDICT_RULE``; None if it may say nothing.
 
     paper: the paper's difference, same contrast and unit. Where it is exactly zero there is no side to agree
     with: an interval within the margin is then ``no difference``, one that excludes zero beyond it

@@ -105,17 +105,19 @@ def tex_escape(text: str) -> str:
 
 
 def to_tex(tables: Sequence[Table]) -> str:
-    """LaTeX ``table`` environments (needs ``booktabs``): title as caption, notes below in footnote size."""
+    """LaTeX ``table`` environments (``booktabs``, ``graphicx``): title as caption, notes below in footnote size."""
 
     def line(row: Sequence[str]) -> str:
         return "    " + " & ".join(map(tex_escape, row)) + r" \\"
 
-    parts = ["% needs \\usepackage{booktabs}\n"]
+    parts = ["% needs \\usepackage{booktabs,graphicx}\n"]
     for table in tables:
         form = "".join("r" if c.numeric else "l" for c in table.columns)
         lines = [r"\begin{table}", r"  \centering\small", f"  \\caption{{{tex_escape(table.title)}}}"]
+        # Shrinks to the line where it is wider, and is never enlarged.
+        lines += [r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"]
         lines += [f"  \\begin{{tabular}}{{{form}}}", r"    \toprule", line([c.header for c in table.columns])]
-        lines += [r"    \midrule", *map(line, table.cells()), r"    \bottomrule", r"  \end{tabular}"]
+        lines += [r"    \midrule", *map(line, table.cells()), r"    \bottomrule", r"  \end{tabular}}"]
         lines += [f"  \\par\\smallskip{{\\footnotesize {tex_escape(note)}}}" for note in table.notes]
         parts.append("\n".join([*lines, r"\end{table}"]) + "\n")
     return "\n".join(parts)

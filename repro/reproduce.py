@@ -15,11 +15,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from analysis.output import write_item
 from analysis.selection import RunRow, departures
-from analysis.tables import EMPTY, to_text
+from analysis.tables import to_text
 from experiments.item import PUBLISHED, PaperItem, Rendered, Source
 from experiments.items import ITEMS, find
 from repro.errors import ConfigError, DataError
@@ -93,7 +94,7 @@ def _render(args: argparse.Namespace) -> None:
             "command": command + (f" --setting {args.setting}" if args.setting else ""),
             "paper": "arXiv:2603.15031v1",
             "run_ids": [run.run_id for run in rendered.runs],
-            "checks": _checks(item, rendered),
+            "checks": [asdict(outcome) for outcome in _checks(item, rendered)],
         }
         paths = write_item(
             source.results / source.scale,
@@ -190,11 +191,12 @@ def _source(args: argparse.Namespace, item: PaperItem, *, required: bool) -> Sou
     scale = args.scale
     if scale is None and required:
         raise ConfigError("--scale", scale, f"must be one of {', '.join(known)}")
-    if scale is None:  # the last one rendered, else the paper's numbers
+    if scale is None:  # the last one rendered from runs, else the paper's numbers
         files = sorted(
             args.results.glob(f"**/{item.name}.provenance.json"), key=lambda path: path.stat().st_mtime
         )
-        scale = files[-1].parent.relative_to(args.results).as_posix() if files else PUBLISHED
+        rendered = [path.parent.relative_to(args.results).as_posix() for path in files]
+        scale = next((name for name in reversed(rendered) if name != PUBLISHED), PUBLISHED)
     if scale not in known or (item.scales and scale not in item.scales):
         raise ConfigError("--scale", scale, f"must be one of {', '.join(item.scales or known)}")
     return Source(scale, args.runs, args.results, args.setting)
@@ -204,23 +206,30 @@ def _scales() -> list[str]:
     return sorted(path.relative_to(SCALES).with_suffix("").as_posix() for path in SCALES.glob("**/*.yaml"))
 
 
-def _checks(item: PaperItem, rendered: Rendered) -> list[dict[str, object]]:
-    outcomes: list[dict[str, object]] = []
-    for check in item.checks:
-        holds, evidence = check.test(rendered.data)
-        outcomes.append({"statement": check.statement, "holds": holds, "evidence": evidence})
-    return outcomes
+@dataclass(frozen=True)
+class _Outcome:
+    statement: str
+    holds: bool | None
+    evidence: str
+
+
+def _checks(item: PaperItem, rendered: Rendered) -> list[_Outcome]:
+    return [_Outcome(check.statement, *check.test(rendered.data)) for check in item.checks]
 
 
 def _print(item: PaperItem, rendered: Rendered) -> None:
     for table in rendered.terminal:
         print(to_text(table))
-    words = {True: "holds", False: "fails", None: "open"}
-    for outcome in _checks(item, rendered):
-        holds = outcome["holds"]
-        assert holds is None or isinstance(holds, bool)
-        print(f"  {words[holds]:5}  {outcome['statement']}  {outcome['evidence'] or EMPTY}")
-    if item.checks:
+    outcomes = _checks(item, rendered)
+    undecided = [outcome for outcome in outcomes if outcome.holds is None]
+    for outcome in outcomes:
+        if outcome.holds is not None:
+            print(f"  {'holds' if outcome.holds else 'fails'}  {outcome.statement}  {outcome.evidence}")
+    for outcome in undecided if len(undecided) < len(outcomes) else ():
+        print(f"  open   {outcome.statement}  {outcome.evidence}")
+    if outcomes and len(undecided) == len(outcomes):
+        print(f"None of the paper's {len(outcomes)} statements is decided: few seeds, or wide intervals.")
+    if outcomes:
         print()
 
 
