@@ -78,6 +78,19 @@ def append_line(path: str | Path, line: bytes) -> None:
         raise not_written(path, error) from error
 
 
+def read_bytes(path: str | Path) -> bytes:
+    """The contents of a file; FileNotFoundError where there is none.
+
+    A file system that refuses is a DataError and not damage: what it holds may be whole.
+    """
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
 def force_to_disk(path: str | Path) -> None:
     """Waits until an appended file is on disk; a file that does not exist is fine."""
     with suppress(FileNotFoundError):
@@ -102,7 +115,7 @@ def keep_aside(path: str | Path, why: str = "cannot be read") -> Path | None:
 
 def remove_temporaries(directory: Path, older_than: float = 60.0) -> None:
     """Removes what killed writers left behind; younger files (seconds) may belong to a living one."""
-    for entry in directory.glob(f"{TEMPORARY}*"):
+    for entry in directory.rglob(f"{TEMPORARY}*"):
         with suppress(OSError):
             if time.time() - entry.stat().st_mtime > older_than:
                 entry.unlink()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.runs import plain
-from repro.runs.atomic import DamagedRecord, append_line, log, write_bytes
+from repro.runs.atomic import DamagedRecord, append_line, log, read_bytes, write_bytes
 
 
 def append_row(path: str | Path, row: Mapping[str, Any]) -> None:
@@ -66,11 +66,9 @@ def _parse(path: Path) -> tuple[list[tuple[dict[str, Any], bytes]], bool]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except FileNotFoundError:
         return b""
-    except OSError as error:
-        raise DamagedRecord(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _is_step(value: Any) -> bool:

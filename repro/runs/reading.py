@@ -1,7 +1,7 @@
 """Reading the small records of a run: YAML without tags, JSON, the status. Nothing here changes a file.
 
-Every reader returns what is there, raises FileNotFoundError where there is nothing and DamagedRecord where it
-cannot be read.
+Every reader returns what is there, raises FileNotFoundError where there is nothing, DamagedRecord where it is
+corrupt and a plain DataError where the file system refuses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from repro.runs import plain
-from repro.runs.atomic import DamagedRecord
+from repro.runs.atomic import DamagedRecord, read_bytes
 from repro.runs.status import Status
 
 
@@ -49,11 +49,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def read_json(path: str | Path) -> Any:
     """The value in a JSON file written by a run."""
+    text = _text(Path(path))
     try:
-        return plain.decode(_text(Path(path)))
+        return plain.decode(text)
     except ValueError as error:
-        if isinstance(error, DamagedRecord):
-            raise
         raise DamagedRecord(f"{path}: not JSON ({error})") from None
 
 
@@ -68,8 +67,6 @@ def read_status(path: str | Path) -> Status:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        raise DamagedRecord(f"{path}: cannot be read ({error})") from None
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DamagedRecord(f"{path}: not UTF-8 ({error.reason})") from None

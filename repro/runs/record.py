@@ -100,7 +100,7 @@ class Run:
         if step is None:
             try:
                 step = reading.read_status(self.status_path).step
-            except (FileNotFoundError, DamagedRecord):
+            except (FileNotFoundError, DataError):
                 step = 0
         status = Status(state, int(step), time.time(), message)
         self.write_json("status.json", status.as_plain())
@@ -283,7 +283,7 @@ class Run:
     def _peek(self) -> Status:
         try:
             return reading.read_status(self.status_path)
-        except (FileNotFoundError, DamagedRecord):
+        except (FileNotFoundError, DataError):
             return Status()
 
     def _read_or_keep_aside(self, path: Path, reader: Callable[[Path], Any]) -> Any | None:

@@ -20,7 +20,7 @@ import pandas as pd
 from repro.errors import ConfigError, DataError
 from repro.runs import arrays as npz
 from repro.runs import jsonl, reading
-from repro.runs.atomic import DamagedRecord, replace_atomically
+from repro.runs.atomic import replace_atomically
 from repro.runs.identity import run_id
 from repro.runs.status import Status
 
@@ -149,7 +149,7 @@ def _row(directory: Path, root: Path) -> dict[str, Any]:
             return reader(directory / name)
         except FileNotFoundError:
             return absent
-        except DamagedRecord as error:
+        except DataError as error:
             problems.append(str(error).replace(f"{directory}{os.sep}", ""))
             return None
 
