@@ -12,7 +12,7 @@ once for a group of reads, into which a read then merges what the group itself h
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from repro.ops.precision import full_precision
 QUERIES = ("learned", "latest_source", "mixed_state")
 WINDOW_OUTPUTS = ("all", "window")
 #: Two-phase execution: reads that one pass over the history serves, at least (measured on CPU).
-READS_PER_GROUP = 6
+READS_PER_GROUP = 8
 
 
 class AttnResState(NamedTuple):
@@ -196,7 +196,7 @@ class AttnRes(DepthMixer):
         return self.queries if self.key_gains is None else self.queries * self.key_gains
 
     @property
-    def _norm(self) -> dict[str, object]:
+    def _norm(self) -> dict[str, Any]:
         return {
             "key_norm": self.key_norm,
             "heads": self.heads,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,7 +108,7 @@ def depth_mix(
     if act not in ACTS:
         raise ValueError(f"act {act!r} is not one of {', '.join(ACTS)}")
     _check_options(width, heads, eps)
-    norm = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
+    norm: dict[str, Any] = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
     with full_precision(first.device):
         return module.depth_mix(sources, query, key_weight=key_weight, act=act, **norm)
 
@@ -136,7 +137,7 @@ def attend_with_stats(
     if key_weight is not None:
         _check_like("key_weight", key_weight, [tuple(queries.shape)], first)
     _check_options(width, heads, eps)
-    norm = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
+    norm: dict[str, Any] = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
     with full_precision(first.device):
         return module.attend_with_stats(sources, queries, key_weight=key_weight, **norm)
 

@@ -33,6 +33,22 @@ def _head_sums(x: Tensor, heads: int) -> Tensor:
     return x.sum(-1, keepdim=True) if heads == 1 else split_heads(x, heads).sum(-1)
 
 
+def _head_indicator(like: Tensor, heads: int) -> Tensor:
+    """[D, H], one where a channel belongs to a head."""
+    return torch.eye(heads, dtype=like.dtype, device=like.device).repeat_interleave(
+        like.shape[-1] // heads, 0
+    )
+
+
+def _dots(values: Sequence[Tensor], grad: Tensor, heads: int) -> Tensor:
+    """Products of gradient and each source summed over each head: [S, ..., H]; one scratch for all."""
+    scratch = torch.empty_like(grad)
+    if heads == 1:
+        return torch.stack([torch.mul(value, grad, out=scratch).sum(-1, keepdim=True) for value in values])
+    indicator = _head_indicator(grad, heads)  # a product with ones is faster than sums over few channels
+    return torch.stack([torch.matmul(torch.mul(value, grad, out=scratch), indicator) for value in values])
+
+
 def _inverse_rms(source: Tensor, groups: int, eps: float) -> Tensor:
     """1 / RMS of [..., D] over the whole width (groups = 1) or per head: [..., groups]."""
     grouped = split_heads(source, groups)
@@ -125,6 +141,11 @@ def _chain(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
     return mixed
 
 
+def _by_token(x: Tensor) -> Tensor:
+    """[S, ..., X] -> [tokens, S, X], a view where x is contiguous."""
+    return x.reshape(x.shape[0], -1, x.shape[-1]).transpose(0, 1)
+
+
 class _Mix(torch.autograd.Function):
     """Q weighted sums of the same sources by given logits; sources first, then logits, in `tensors`."""
 
@@ -137,11 +158,11 @@ class _Mix(torch.autograd.Function):
         weights = _weigh(act, z)
         values = [source.to(wide) for source in sources]
         num_queries, heads = z.shape[-2:]
-        if heads == 1 and num_queries > 1:
-            stack = torch.stack(values, -2)
-            mixed = torch.matmul(weights.squeeze(-1).movedim(0, -1), stack)
-        elif num_queries == 1:
+        if num_queries == 1:
             mixed = _chain(values, weights.squeeze(-2)).unsqueeze(-2)
+        elif heads == 1:
+            stack, coefficients = _by_token(torch.stack(values)), _by_token(weights.squeeze(-1))
+            mixed = torch.bmm(coefficients.mT, stack).view(*z.shape[1:-1], -1)
         else:
             mixed = torch.stack([_chain(values, weights.select(-2, q)) for q in range(num_queries)], -2)
         lse = torch.logsumexp(z, 0) if act == "softmax" else torch.full_like(z[0], torch.inf)
@@ -158,22 +179,16 @@ class _Mix(torch.autograd.Function):
             grad = grad.to(wide)
             values = [source.to(wide) for source in sources]
             num_queries = weights.shape[-2]
-            grad_sources: list[Tensor] = []
             if heads == 1 and num_queries > 1:
-                stack = torch.stack(values, -2)
-                grad_weights = torch.matmul(grad, stack.mT).movedim(-1, 0).unsqueeze(-1)
-                back = torch.matmul(weights.squeeze(-1).movedim(0, -1).mT, grad)
-                grad_sources = list(back.unbind(-2))
+                stack, coefficients = _by_token(torch.stack(values)), _by_token(weights.squeeze(-1))
+                flat = grad.reshape(-1, num_queries, width)
+                grad_weights = torch.bmm(stack, flat.mT).transpose(0, 1).reshape(weights.shape)
+                back = torch.bmm(coefficients, flat)
+                grad_sources = [part.view(values[0].shape) for part in back.unbind(1)]
             else:
                 grads = grad.unbind(-2)
-                per_source = []
-                for value, weight in zip(values, weights.unbind(0), strict=True):
-                    per_source.append(torch.stack([_head_sums(value * g, heads) for g in grads], -2))
-                    back = grads[0] * _spread(weight.select(-2, 0), width)
-                    for q in range(1, num_queries):
-                        back.addcmul_(grads[q], _spread(weight.select(-2, q), width))
-                    grad_sources.append(back)
-                grad_weights = torch.stack(per_source)
+                grad_weights = torch.stack([_dots(values, g, heads) for g in grads], -2)
+                grad_sources = [_chain(grads, weight.movedim(-2, 0)) for weight in weights.unbind(0)]
             grad_logits = _weigh_backward(ctx.act, grad_weights, weights, None)
             if ctx.act == "softmax":
                 grad_logits = torch.addcmul(grad_logits, weights, grad_lse)
@@ -216,8 +231,8 @@ class _Read(torch.autograd.Function):
             heads, wide, width = z.shape[-1], z.dtype, grad.shape[-1]
             grad, folded = grad.to(wide), query.to(wide)
             values = [source.to(wide) for source in sources]
-            dots = torch.stack([_head_sums(value * grad, heads) for value in values])
-            grad_logits = _weigh_backward(ctx.act, dots.add_(grad_weights), weights, z)
+            dots = _dots(values, grad, heads).add_(grad_weights)
+            grad_logits = _weigh_backward(ctx.act, dots, weights, z)
             grad_query = torch.zeros_like(folded)
             grad_sources = []
             for i, value in enumerate(values):
@@ -286,7 +301,7 @@ def attend_with_stats(
 ) -> Stats:
     """As `reference.attend_with_stats`; only scalars are differentiated by autograd."""
     folded = fold(queries, key_weight)
-    norm = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
+    norm: dict[str, Any] = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
     z = torch.stack([score_source(source, folded, **norm) for source in sources])  # [S, ..., Q, H]
     m = z.amax(0)
     e = torch.exp(z - m)

@@ -8,7 +8,7 @@ leading axes. Everything is computed in float32, or in the inputs' type where th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,7 +71,7 @@ def depth_mix(
     dtype = compute_dtype(*sources, query, key_weight)
     folded = split_heads(fold(query, key_weight).to(dtype), heads)
     values = [source.to(dtype) for source in sources]
-    norm = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
+    norm: dict[str, Any] = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
     logits = torch.stack([(keys(value, **norm) * folded).sum(-1) for value in values])  # [S, ..., H]
     if act == "softmax":
         weights = torch.softmax(logits, 0)
@@ -118,7 +118,7 @@ def attend_with_stats(
 ) -> Stats:
     """Algorithm 1, line 3: Q queries over the same sources, kept as numerator, maximum and scaled sum."""
     folded = fold(queries, key_weight)
-    norm = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
+    norm: dict[str, Any] = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
     z = torch.stack([score_source(source, folded, **norm) for source in sources])  # [S, ..., Q, H]
     m = z.amax(0)
     e = torch.exp(z - m)
