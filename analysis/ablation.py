@@ -172,7 +172,7 @@ def read_step_times(path: Path) -> dict[str, StepTime]:
         return {row["arm"]: StepTime(*(float(row[c]) for c in columns)) for row in rows}
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{path}: not a table of step times ({error!r}); measure it again: make step-time"
+            f"{path}: not a table of step times ({error!r}); remove it and measure again"
         ) from None
 
 

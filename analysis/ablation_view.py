@@ -156,8 +156,9 @@ def _notes(table: AblationTable) -> list[str]:
         subject = f"Those marked {DAGGER}" if _marks_documents(table) else "Intervals"
         documents = " or ".join(map(str, sorted(set(by_kind["documents"]))))
         notes.append(
-            f"{subject}: one seed only, so {100 * LEVEL:.0f} % over validation documents alone (paired bootstrap of "
-            f"{documents} documents, {DRAWS} draws). The spread over seeds is not in them and may be larger."
+            f"{subject}: one seed only, so {100 * LEVEL:.0f} % over validation documents alone (paired "
+            f"bootstrap of {documents} documents, {DRAWS} draws). The spread over seeds is not in them and "
+            "may be larger."
         )
     if by_kind["none"]:
         notes.append(
@@ -168,7 +169,8 @@ def _notes(table: AblationTable) -> list[str]:
             "step ×: time of a training step relative to PreNorm, measured interleaved in one process."
         )
     else:
-        notes.append(f"step × is not measured at this scale: make step-time SCALE={table.scale}.")
+        command = f"python -m repro.train.step_time experiment=table4 scale={table.scale}"
+        notes.append(f"step × is not measured at this scale: {command}")
     return [*notes, VERDICT_RULE, *table.notes]
 
 

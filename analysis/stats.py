@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy.special import stdtrit
 
 LEVEL = 0.95
 MARGIN = 0.005  # nats per token; a smaller difference counts as none
@@ -69,7 +69,7 @@ def seed_interval(differences: Sequence[float], level: float = LEVEL) -> Interva
     if d.ndim != 1 or d.size < 2 or not np.isfinite(d).all():
         raise ValueError(f"seed_interval needs two or more finite differences, got {differences!r}")
     mean = float(d.mean())
-    half = float(stats.t.ppf(0.5 + level / 2, d.size - 1) * d.std(ddof=1) / math.sqrt(d.size))
+    half = float(stdtrit(d.size - 1, 0.5 + level / 2) * d.std(ddof=1) / math.sqrt(d.size))
     return Interval(mean, mean - half, mean + half, "seeds", int(d.size))
 
 

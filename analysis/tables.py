@@ -105,7 +105,7 @@ def tex_escape(text: str) -> str:
 
 
 def to_tex(tables: Sequence[Table]) -> str:
-    """LaTeX ``table`` environments (``booktabs``, ``graphicx``): title as caption, notes below in footnote size."""
+    """LaTeX ``table`` environments (``booktabs``, ``graphicx``): title as caption, notes below it."""
 
     def line(row: Sequence[str]) -> str:
         return "    " + " & ".join(map(tex_escape, row)) + r" \\"

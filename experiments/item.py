@@ -52,7 +52,7 @@ class Source:
         return chosen, problems + notes
 
     def step_times(self) -> Mapping[str, StepTime]:
-        """Step time of each arm relative to PreNorm, where ``make step-time`` measured it."""
+        """Step time of each arm relative to PreNorm, where it was measured (``repro.train.step_time``)."""
         return read_step_times(self.results / self.scale / "step_time.csv")
 
 

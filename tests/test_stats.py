@@ -1,4 +1,4 @@
-"""Intervals and verdicts: against hand computation, and against what they promise on data with a known truth."""
+"""Intervals and verdicts: against hand computation, and on data with a known truth."""
 
 import math
 
@@ -35,7 +35,7 @@ def test_t_interval_refuses(differences: list[float]) -> None:
 
 @pytest.mark.parametrize("num_seeds", [3, 5, 10])
 def test_t_interval_covers_the_truth(num_seeds: int) -> None:
-    """Paired differences of two arms that share a large seed effect: the interval covers in 93 to 97 % of cases."""
+    """Two arms that share a large seed effect: the interval covers in 93 to 97 % of cases."""
     rng = np.random.default_rng(num_seeds)
     trials, truth = 4000, -0.013
     shared = rng.normal(4.5, 0.05, (trials, num_seeds))
@@ -57,7 +57,7 @@ def test_document_estimate_is_a_ratio_of_sums() -> None:
 
 
 def test_document_interval_matches_the_delta_method() -> None:
-    """Many equal documents: percentiles of the bootstrap are those of a normal with the sample's standard error."""
+    """Many equal documents: the percentiles are those of a normal with the standard error."""
     rng = np.random.default_rng(1)
     d = rng.normal(-0.02, 0.1, 900)
     interval = document_interval(d * 50, np.zeros(900), np.full(900, 50))

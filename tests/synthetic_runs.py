@@ -49,10 +49,12 @@ def write_run(
     documents: bool = True,
     diverged_at_step: int | None = None,
     parameters: int = 1_000_000,
+    arm_node: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
-    """One run directory; losses: nats per token of each validation document, None where there is no result."""
+    """One run directory; losses: nats per token of each document, None where there is no result."""
     recorded = config(arm, seed, scale, **changes)
+    recorded["arm"] = arm_node or recorded["arm"]
     directory = run_directory(recorded, root)
     directory.mkdir(parents=True)
     (directory / "config.yaml").write_text(yaml_text(recorded))
