@@ -53,7 +53,7 @@ class AttnRes(DepthMixer):
     from the RMS-normalised `latest_source` or `mixed_state` (what the previous sublayer read).
     """
 
-    executions = ("two_phase", "score_on_write", "per_read")
+    executions: tuple[str, ...] = ("two_phase", "score_on_write", "per_read")
     output_read = True
 
     def __init__(
