@@ -94,7 +94,7 @@ class ValidationWindows:
     ) -> None:
         _require_positive("budget.context", context)
         if limit_windows is not None:
-            _require_positive("evaluation.subset_windows", limit_windows)
+            _require_positive("evaluation.subset_tokens", limit_windows)
         self._shards, self.context, self.batch_size = shards, context, batch_size
         self._tokens, self._documents = shards.tokens["val"], shards.documents["val"]
         self._starts = np.ascontiguousarray(self._documents["start"]).astype(np.int64)

@@ -240,14 +240,17 @@ def _encode(
 def main(overrides: list[str]) -> int:
     """Prepare the data of the training config with these overrides; the exit code."""
     from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
     conf = Path(__file__).resolve().parents[2] / "conf"
     try:
         with initialize_config_dir(str(conf), version_base="1.3"):
             config = compose("train", overrides=overrides)
-        prepared = prepare(config.data, vocab_size=config.model.vocab_size, cache_dir=config.paths.data)
-    except (ConfigError, DataError) as error:
-        print(error, file=sys.stderr)
+        cache_dir = Path(config.paths.root or conf.parent) / config.paths.data
+        prepared = prepare(config.data, vocab_size=config.model.vocab_size, cache_dir=cache_dir)
+    except (ConfigError, DataError, HydraException, OmegaConfBaseException) as error:
+        print(str(error).partition("\n")[0], file=sys.stderr)
         return 2
     print(prepared.directory)
     return 0

@@ -127,7 +127,7 @@ class ShardWriter:
         identity = int.from_bytes(hashlib.sha256(title.encode()).digest()[:8], "little")
         index = self._sources.setdefault(source, len(self._sources))
         self._pending[split].append((stream.items, len(row), num_bytes, identity, index))
-        self._bytes[split] += num_bytes
+        self._bytes[split] += int(num_bytes)
         stream.append(row)
         if len(self._pending[split]) >= FLUSH_DOCUMENTS:
             self._flush(split)
