@@ -72,7 +72,9 @@ def _panel(
 
 def _intervals(axes: Axes, table: AblationTable, sizes: Mapping[str, int]) -> None:
     """Bars for the paired difference to PreNorm: what the distance to its line is worth."""
-    label = "95 % interval of the difference to PreNorm"
+    kinds = {row.to_prenorm.ours.kind for row in table.rows if row.to_prenorm and row.to_prenorm.ours}
+    over = " and ".join(sorted(kinds - {"none"}))
+    label = f"95 % of the difference to PreNorm, over {over}"
     for row in table.rows:
         ours = row.to_prenorm.ours if row.to_prenorm else None
         if row.spec.name in sizes and ours and row.loss is not None and math.isfinite(ours.low):
