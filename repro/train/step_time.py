@@ -122,7 +122,7 @@ def main(overrides: list[str]) -> int:
         print(
             f"step times: {len(arms)} arms, {ROUNDS} interleaved rounds, nothing else should run", flush=True
         )
-        table = measure(configs).assign(**stamp)
+        table = measure(configs).assign(**stamp)  # type: ignore[arg-type]
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

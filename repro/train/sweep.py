@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
@@ -22,6 +22,11 @@ from repro.errors import ConfigError
 from repro.train import resources
 from repro.train.paths import project_root
 
+# Scanning for plugins executes Hydra's plugin modules anew: only after it is their class the one to inherit.
+Plugins.instance()
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper  # noqa: E402
+
+PLUGIN_MODULE = "hydra_plugins.attnres_repro"
 JOBS, LEDGER = "REPRO_SWEEP_JOBS", "REPRO_SWEEP_LEDGER"
 
 
@@ -44,6 +49,9 @@ class PlannedSweeper(BasicSweeper):
 def register() -> None:
     """Make the sweeper known to Hydra (it looks plugins up by class), and ${workers:} to its configs."""
     OmegaConf.register_new_resolver("workers", resources.workers, replace=True)
+    # Hydra accepts a plugin only from this package, and imports it by name: conf/hydra/sweeper/planned.yaml.
+    PlannedSweeper.__module__ = PLUGIN_MODULE
+    sys.modules[PLUGIN_MODULE] = sys.modules[__name__]
     Plugins.instance().register(PlannedSweeper)
 
 
