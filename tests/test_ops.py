@@ -1,0 +1,409 @@
+"""Operations on lists of sources: gradients, statistics, precision, shapes, and what a bad call says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from repro import ops
+from tests.toy import normal
+
+BACKENDS = ("reference", "eager")
+ACTS = ("softmax", "sigmoid", "sigmoid_normalized")
+
+
+def sources_of(
+    num: int, *shape: int, dtype: torch.dtype = torch.float64, name: str = "source"
+) -> list[Tensor]:
+    return [normal(f"{name} {i}", *shape, dtype=dtype).requires_grad_() for i in range(num)]
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """max |a - b| <= tolerance * max |b|."""
+    assert a.shape == b.shape
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
+
+
+OPTIONS = [
+    {"act": act, "key_norm": key_norm, "heads": heads, "head_norm": head_norm}
+    for act in ACTS
+    for key_norm, heads, head_norm in ((True, 1, False), (False, 1, False), (True, 2, False), (True, 2, True))
+]
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("per_token", [False, True], ids=["learned", "per_token"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradcheck_of_a_mix(options: dict[str, Any], per_token: bool) -> None:
+    """Both outputs, the weights included, against finite differences."""
+    sources = sources_of(3, 2, 4)
+    query = normal("query", *((2, 4) if per_token else (4,))).requires_grad_()
+    gain = normal("gain", 4).requires_grad_()
+
+    def run(query: Tensor, gain: Tensor, *sources: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.depth_mix(sources, query, key_weight=gain, eps=1e-6, backend="eager", **options)
+
+    assert torch.autograd.gradcheck(run, (query, gain, *sources))
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+def test_gradcheck_through_merged_statistics(options: dict[str, Any]) -> None:
+    """Through numerator, maximum and scaled sum of both halves and of their merge."""
+    options = {name: value for name, value in options.items() if name != "act"}
+    sources = sources_of(3, 2, 4)
+    queries, gains = normal("queries", 2, 4).requires_grad_(), normal("gains", 2, 4).requires_grad_()
+
+    def run(queries: Tensor, gains: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
+        a = ops.attend_with_stats(sources[:2], queries, key_weight=gains, backend="eager", **options)
+        b = ops.attend_with_stats(sources[2:], queries, key_weight=gains, backend="eager", **options)
+        return (*a, *b, *ops.merge_stats(a, b))
+
+    assert torch.autograd.gradcheck(run, (queries, gains, *sources))
+
+
+@pytest.mark.parametrize("act", ["softmax", "sigmoid", "linear"])
+@pytest.mark.parametrize(("num_queries", "heads"), [(1, 1), (3, 1), (1, 2), (3, 2)])
+def test_gradcheck_of_a_mix_by_given_logits(act: str, num_queries: int, heads: int) -> None:
+    sources = sources_of(3, 2, 4)
+    logits = sources_of(3, 2, num_queries, heads, name="logit")
+
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        mixed, lse = ops.mix_scored(tensors[:3], tensors[3:], act=act, backend="eager")
+        return (mixed, lse) if act == "softmax" else (mixed,)
+
+    assert torch.autograd.gradcheck(run, (*sources, *logits))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("act", ["softmax", "sigmoid_normalized"])
+def test_one_source_is_the_output_and_the_query_learns_nothing(backend: str, act: str) -> None:
+    source = normal("source", 3, 5, 8, dtype=torch.float32).requires_grad_()
+    query = normal("query", 8, dtype=torch.float32).requires_grad_()
+    gain = normal("gain", 8, dtype=torch.float32).requires_grad_()
+    mixed, weights = ops.depth_mix([source], query, key_weight=gain, act=act, heads=2, backend=backend)
+    assert torch.equal(mixed, source)
+    assert torch.equal(weights, torch.ones(1, 2, 3, 5))
+    mixed.backward(normal("upstream", 3, 5, 8, dtype=torch.float32))
+    if backend == "eager" or act == "softmax":  # autograd of a / a may leave a rounding error
+        assert not query.grad.any()
+        assert not gain.grad.any()
+        assert torch.equal(source.grad, normal("upstream", 3, 5, 8, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_at_a_zero_query_the_mean_comes_out_and_the_gain_learns_nothing(backend: str) -> None:
+    sources = sources_of(5, 2, 3, 8, dtype=torch.float32)
+    gain = normal("gain", 8, dtype=torch.float32).requires_grad_()
+    query = torch.zeros(8, requires_grad=True)
+    mixed, _ = ops.depth_mix(sources, query, key_weight=gain, backend=backend)
+    assert (mixed - sum(sources) / 5).abs().max() < 1e-6
+    mixed.square().sum().backward()
+    assert not gain.grad.any()
+    assert query.grad.abs().min() > 0
+
+
+def test_a_source_listed_twice_counts_twice() -> None:
+    """Aliases are ordinary sources, and each place in the list sends its own gradient."""
+    a, b = sources_of(2, 3, 4)
+    query = normal("query", 4).requires_grad_()
+    grads = []
+    for backend in BACKENDS:
+        mixed, weights = ops.depth_mix([a, b, a], query, backend=backend)
+        grads.append((mixed, weights, *torch.autograd.grad(mixed.sin().sum(), (a, b, query))))
+        assert torch.equal(weights[0], weights[2])
+    for x, y in zip(*grads, strict=True):
+        assert close(x, y, 1e-12)
+
+
+def test_any_strides() -> None:
+    """Transposed, sliced, reversed-in-memory and expanded sources give what their contiguous copies give."""
+    base = normal("base", 4, 6, 3)
+    strided = [
+        base.permute(2, 0, 1)[..., ::2],
+        base.permute(2, 1, 0)[:, 1:5, :3],
+        normal("row", 3).expand(3, 4, 3),
+    ]
+    query = normal("query", 3)
+    queries = normal("queries", 2, 3)
+    results = []
+    for copy in (False, True):
+        leaves = [(x.contiguous() if copy else x).detach().requires_grad_() for x in strided]
+        assert copy or not any(x.is_contiguous() for x in leaves)
+        mixed, weights = ops.depth_mix(leaves, query)
+        stats = ops.attend_with_stats(leaves, queries)
+        loss = mixed.sin().sum() + stats.o.cos().sum() + stats.l.sum()
+        results.append([mixed, weights, *stats, *torch.autograd.grad(loss, leaves)])
+    for x, y in zip(*results, strict=True):
+        assert close(x, y, 1e-13)
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_leading_axes(leading: tuple[int, ...], backend: str) -> None:
+    sources = sources_of(3, *leading, 4)
+    mixed, weights = ops.depth_mix(sources, normal("query", 4), heads=2, backend=backend)
+    assert mixed.shape == (*leading, 4)
+    assert weights.shape == (3, 2, *leading)
+    stats = ops.attend_with_stats(sources, normal("queries", 5, 4), heads=2, backend=backend)
+    assert stats.o.shape == (5, *leading, 4)
+    assert stats.m.shape == stats.l.shape == (5, 2, *leading)
+
+
+def test_saved_for_backward_are_sources_and_scalars() -> None:
+    """Nothing of the size of a stack, and no copy of a source, waits for the backward pass."""
+    num_sources, width, tokens = 6, 64, 10
+    sources = sources_of(num_sources, tokens, width)
+    query, queries = normal("query", width).requires_grad_(), normal("queries", 3, width).requires_grad_()
+    own = {source.data_ptr() for source in sources} | {query.data_ptr(), queries.data_ptr()}
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        ops.depth_mix(sources, query)
+        ops.attend_with_stats(sources, queries)
+    for tensor in saved:
+        scalars = num_sources * tokens * 3  # per source, token and query
+        assert tensor.data_ptr() in own or tensor.numel() <= scalars, tensor.shape
+
+
+# Statistics
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    num=st.integers(2, 7),
+    cut=st.integers(1, 6),
+    heads=st.sampled_from([1, 2, 4]),
+    sharpness=st.sampled_from([0.0, 1.0, 200.0]),
+)
+def test_merged_statistics_are_those_of_the_union(
+    seed: int, num: int, cut: int, heads: int, sharpness: float
+) -> None:
+    """o / l of a merge of any two halves is the softmax read over all sources, however sharp."""
+    generator = torch.Generator().manual_seed(seed)
+    sources = [torch.randn(2, 3, 4, generator=generator, dtype=torch.float64) for _ in range(num)]
+    queries = sharpness * torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    cut = min(cut, num - 1)
+    halves = [ops.attend_with_stats(part, queries, heads=heads) for part in (sources[:cut], sources[cut:])]
+    merged = ops.normalise_stats(ops.merge_stats(*halves))
+    swapped = ops.normalise_stats(ops.merge_stats(*halves[::-1]))
+    for q in range(2):
+        whole, _ = ops.depth_mix(sources, queries[q], heads=heads, backend="reference")
+        assert close(merged[q], whole, 1e-12)
+        assert close(swapped[q], whole, 1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    num=st.integers(1, 5),
+    heads=st.sampled_from([1, 2]),
+    act=st.sampled_from(ACTS),
+    key_norm=st.booleans(),
+    size=st.sampled_from([1e-3, 1.0, 1e3]),
+)
+def test_eager_is_the_reference(
+    seed: int, num: int, heads: int, act: str, key_norm: bool, size: float
+) -> None:
+    """Values and gradients, and weights that are a distribution where they should be."""
+    generator = torch.Generator().manual_seed(seed)
+    sources = [
+        (size * torch.randn(2, 4, generator=generator, dtype=torch.float64)).requires_grad_()
+        for _ in range(num)
+    ]
+    query = (torch.randn(4, generator=generator, dtype=torch.float64) / size**0.5).requires_grad_()
+    upstream = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+    results = []
+    for backend in BACKENDS:
+        mixed, weights = ops.depth_mix(
+            sources, query, key_norm=key_norm, act=act, heads=heads, backend=backend
+        )
+        results.append([mixed, weights, *torch.autograd.grad(mixed, [*sources, query], upstream)])
+    *grads, grad_query = zip(*results, strict=True)
+    for eager, reference in ((b, a) for a, b in grads):
+        assert close(eager, reference, 1e-11)
+    key_size = 1.0 if key_norm else size
+    assert (grad_query[1] - grad_query[0]).abs().max() < 1e-11 * key_size * size  # may cancel to nothing
+    if act != "sigmoid":
+        assert (results[1][1].sum(0) - 1).abs().max() < 1e-14
+
+
+def test_the_order_of_sources_does_not_matter() -> None:
+    sources, query = sources_of(4, 3, 8), normal("query", 8)
+    mixed, weights = ops.depth_mix(sources, query)
+    turned, turned_weights = ops.depth_mix(sources[::-1], query)
+    assert close(turned, mixed, 1e-14)
+    assert close(turned_weights.flip(0), weights, 1e-14)
+
+
+# Precision
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_narrow_sources_are_computed_in_float32_with_one_cast_at_the_end(
+    dtype: torch.dtype, backend: str
+) -> None:
+    """Equal to the float32 result of the same (rounded) numbers, rounded once."""
+    sources = sources_of(9, 2, 3, 16, dtype=dtype)
+    query = normal("query", 16, dtype=torch.float32).requires_grad_()
+    mixed, weights = ops.depth_mix(sources, query, backend=backend)
+    wide, wide_weights = ops.depth_mix([x.detach().float() for x in sources], query, backend="reference")
+    assert mixed.dtype == dtype
+    assert weights.dtype == torch.float32
+    assert close(weights, wide_weights, 1e-6)
+    assert (mixed.float() - wide).abs().max() <= torch.finfo(dtype).eps * wide.abs().max()
+    mixed.float().sum().backward()
+    assert sources[0].grad.dtype == dtype
+    assert query.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_changes_nothing(backend: str) -> None:
+    """Forward and backward under bfloat16 autocast are bit-equal to those without it."""
+    sources = sources_of(5, 2, 3, 16, dtype=torch.float32)
+    query = normal("query", 16, dtype=torch.float32).requires_grad_()
+    queries = normal("queries", 3, 16, dtype=torch.float32).requires_grad_()
+
+    def run() -> list[Tensor]:
+        mixed, weights = ops.depth_mix(sources, query, heads=2, backend=backend)
+        a = ops.attend_with_stats(sources[:3], queries, backend=backend)
+        merged = ops.merge_stats(a, ops.attend_with_stats(sources[3:], queries, backend=backend))
+        read = ops.normalise_stats(merged)
+        loss = mixed.sin().sum() + read.cos().sum()
+        return [mixed, weights, *merged, *torch.autograd.grad(loss, [*sources, query, queries])]
+
+    plain = run()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = run()
+    for a, b in zip(cast, plain, strict=True):
+        assert a.dtype == b.dtype
+        if backend == "eager":
+            assert torch.equal(a, b)
+        else:  # autograd's own backward runs under autocast here
+            assert close(a, b, 1e-2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("where", ["source", "query", "key_weight"])
+def test_nan_is_never_silent(where: str, act: str, backend: str) -> None:
+    """Not even with one source, or with a weight that has underflowed to zero."""
+    for num_sources in (1, 3):
+        sources = [normal(f"source {i}", 2, 4) for i in range(num_sources)]
+        query, gain = normal("query", 4), torch.ones(4, dtype=torch.float64)
+        sources[0] *= -1e4 * torch.sign((sources[0] * query).sum(-1, keepdim=True))
+        target = {"source": sources[-1], "query": query, "key_weight": gain}[where]
+        target[..., 1] = torch.nan
+        mixed, weights = ops.depth_mix(sources, query, key_weight=gain, act=act, backend=backend)
+        assert mixed.isnan().all(-1).all() or (num_sources == 1 and mixed.isnan().any(-1).all())
+        assert weights.isnan().any(0).all()
+        stats = ops.attend_with_stats(sources, query[None], key_weight=gain[None], backend=backend)
+        assert all(part.isnan().any() for part in stats)
+
+
+def test_sharp_logits_stay_finite() -> None:
+    """Logits of thousands: exact one-hot weights, no overflow, zero gradient of the query."""
+    sources = [torch.eye(4)[i].requires_grad_() for i in range(3)]
+    query = torch.tensor([0.0, 5000.0, 0.0, 0.0], requires_grad=True)
+    mixed, weights = ops.depth_mix(sources, query)
+    assert weights[:, 0].tolist() == [0.0, 1.0, 0.0]
+    assert mixed.tolist() == [0.0, 1.0, 0.0, 0.0]
+    mixed.sum().backward()
+    assert query.grad.tolist() == [0.0] * 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_under_torch_compile() -> None:
+    """Same values and gradients when traced (graph breaks are allowed)."""
+    sources, query = sources_of(3, 2, 4, dtype=torch.float32), normal("query", 4, dtype=torch.float32)
+    queries = normal("queries", 2, 4, dtype=torch.float32).requires_grad_()
+    query.requires_grad_()
+
+    def run(query: Tensor, queries: Tensor, *sources: Tensor) -> Tensor:
+        mixed, weights = ops.depth_mix(sources, query)
+        stats = ops.attend_with_stats(sources, queries)
+        logits = [ops.score_source(source, queries) for source in sources]
+        read, _ = ops.mix_scored(sources, logits)
+        return (
+            mixed.sin().sum() + weights.square().sum() + ops.normalise_stats(stats).cos().sum() + read.sum()
+        )
+
+    inputs = (query, queries, *sources)
+    value = run(*inputs)
+    plain = torch.autograd.grad(value, inputs)
+    compiled = torch.compile(run, backend="aot_eager")(*inputs)
+    assert close(compiled, value, 1e-6)
+    for a, b in zip(torch.autograd.grad(compiled, inputs), plain, strict=True):
+        assert close(a, b, 1e-5)
+
+
+def test_second_order_gradients_are_refused() -> None:
+    sources, query = sources_of(2, 3, 4), normal("query", 4).requires_grad_()
+    mixed, _ = ops.depth_mix(sources, query)
+    (grad,) = torch.autograd.grad(mixed.sin().sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
+# Bad calls
+
+X = torch.zeros(2, 4)
+Q = torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.depth_mix([], Q), "non-empty list"),
+        (lambda: ops.depth_mix(X, Q), "non-empty list"),
+        (lambda: ops.depth_mix([torch.tensor(1.0)], Q), r"\[..., D\]"),
+        (lambda: ops.depth_mix([X, torch.zeros(3, 4)], Q), "one shape"),
+        (lambda: ops.depth_mix([X, X.double()], Q), "one dtype"),
+        (lambda: ops.depth_mix([X.int()], Q), "floating point"),
+        (lambda: ops.depth_mix([X, X.to("meta")], Q), "one device"),
+        (lambda: ops.depth_mix([X], Q.to("meta")), "query is on meta"),
+        (lambda: ops.depth_mix([X], torch.zeros(5)), "query must have shape"),
+        (lambda: ops.depth_mix([X], Q.int()), "query must be floating point"),
+        (lambda: ops.depth_mix([X], Q, key_weight=torch.zeros(2, 4)), "key_weight must have shape"),
+        (lambda: ops.depth_mix([X], Q, heads=3), "heads must divide the width 4"),
+        (lambda: ops.depth_mix([X], Q, heads=0), "heads must divide the width 4"),
+        (lambda: ops.depth_mix([X], Q, act="relu"), "'relu' is not one of softmax"),
+        (lambda: ops.depth_mix([X], Q, eps=-1.0), "eps must be at least 0"),
+        (
+            lambda: ops.depth_mix([X], Q, backend="cuda"),
+            "backend 'cuda' is not one of auto, eager, reference",
+        ),
+        (lambda: ops.attend_with_stats([X], Q), "queries must have shape"),
+        (lambda: ops.attend_with_stats([X], Q[None], key_weight=Q), "key_weight must have shape"),
+        (lambda: ops.score_source(X, torch.zeros(2, 3)), "queries must have shape"),
+        (lambda: ops.mix_scored([X], []), "as many logits as sources"),
+        (lambda: ops.mix_scored([X], [torch.zeros(3, 1, 1)]), "equal leading axes"),
+        (lambda: ops.mix_scored([X], [torch.zeros(2, 1, 3)]), "heads must divide"),
+        (
+            lambda: ops.mix_scored([X], [torch.zeros(2, 1, 1)], act="relu"),
+            "not one of softmax, sigmoid, linear",
+        ),
+        (
+            lambda: ops.merge_stats(
+                ops.attend_with_stats([X], Q[None]), ops.attend_with_stats([X], torch.zeros(2, 4))
+            ),
+            "statistics differ in the shape of o",
+        ),
+    ],
+)
+def test_a_bad_call_says_why_in_one_line(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
