@@ -5,7 +5,7 @@
 | cumulative states           | fail from the second read on   | fails            |
 | no output read, sum         | fail at the output read        | holds            |
 | no output read, partial sum | fail at the output read        | fails            |
-| zero partial sum            | fail from the first read on    | holds            |
+| zero partial sum            | fail where a block starts      | holds            |
 | random queries              | hold (they set the queries)    | fails            |
 | scaled logits               | fail from the second read on   | holds            |
 """
