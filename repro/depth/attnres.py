@@ -117,7 +117,18 @@ class AttnRes(DepthMixer):
         groups = tuple(range(l, l + 1) for l in range(self.num_sublayers + 1))
         if self.execution == "two_phase":
             groups = self.plan.groups(READS_PER_GROUP)
-        self._group_of = {l: group for group in groups for l in group}
+        reads = range(self.num_sublayers + 1)
+        # Plain tuples, so that a pass looks things up and torch.compile sees constants.
+        self._group = tuple((group.start, len(group)) for group in groups for _ in group)
+        self._visible = tuple(tuple(self.plan.visible(l)) for l in reads)
+        self._since_group = tuple(
+            self._visible[l][self.plan.completed(start) :] if size > 1 else self._visible[l]
+            for l, (start, size) in enumerate(self._group)
+        )
+        self._pieces = tuple(
+            self.plan.pieces(source, self._group, self.num_sublayers + self.output_read)
+            for source in range(len(self.plan.ends) + 1)
+        )
 
     # -- the four steps ------------------------------------------------------------------------
 
@@ -126,13 +137,14 @@ class AttnRes(DepthMixer):
         if self.query != "learned":
             return state._replace(projections=self.query_projections.unbind(0))
         state = state._replace(queries=self._folded_queries())
-        return state if self.execution == "per_read" else state._replace(scores=(self._score(state, 0),))
+        return state if self.execution == "per_read" else state._replace(scores=(self._score(state),))
 
     def read(self, state: AttnResState, l: int) -> tuple[Tensor, AttnResState]:
         if self.execution == "per_read":
             mixed = self._mix_at_read(state, l)
         else:
-            if len(self._group_of[l]) > 1 and l == self._group_of[l].start:
+            start, size = self._group[l]
+            if size > 1 and l == start:
                 state = state._replace(history=self._mix_history(state, l))
             mixed = self._mix_ahead(state, l)
         return mixed, state._replace(mixed=mixed)
@@ -145,7 +157,7 @@ class AttnRes(DepthMixer):
         state = state._replace(sources=(*state.sources, partial), partial=None)
         if self.execution == "per_read":
             return state
-        return state._replace(scores=(*state.scores, self._score(state, l + 1)))
+        return state._replace(scores=(*state.scores, self._score(state)))
 
     def finish(self, state: AttnResState) -> Tensor:
         return self.read(state, self.num_sublayers)[0]
@@ -155,7 +167,7 @@ class AttnRes(DepthMixer):
     def _sources(self, state: AttnResState, l: int) -> list[Tensor]:
         """What read l mixes, in the order of `source_columns`."""
         partial = [] if state.partial is None else [state.partial]
-        return [state.sources[i] for i in self.plan.visible(l)] + partial
+        return [state.sources[i] for i in self._visible[l]] + partial
 
     def _mix_at_read(self, state: AttnResState, l: int) -> Tensor:
         sources = self._sources(state, l)
@@ -209,21 +221,17 @@ class AttnRes(DepthMixer):
         logits = ops.score_source(source, queries, backend=self.backend, **self._norm)
         return ops.log_sigmoid(logits) if self.act == "sigmoid_normalized" else logits
 
-    def _score(self, state: AttnResState, first: int) -> dict[int, Tensor]:
-        """Score the newest source against the reads from `first` on, cut into the pieces they are used in."""
+    def _score(self, state: AttnResState) -> dict[int, Tensor]:
+        """Score the newest source against the reads that will see it, in the pieces that they are used in."""
         assert state.queries is not None
-        reads = [l for l in self.plan.readers(len(state.sources) - 1) if l < len(state.queries)]
+        reads, pieces = self._pieces[len(state.sources) - 1]
         if not reads:
             return {}
         contiguous = reads[-1] - reads[0] + 1 == len(reads)
-        rows = state.queries[reads[0] : reads[-1] + 1] if contiguous else state.queries[reads]
-        sizes: dict[int, int] = {}
-        for l in reads:
-            group = self._group_of[l]
-            start = group.start if group.start >= first else l
-            sizes[start] = sizes.get(start, 0) + 1
-        pieces = self._logits(state.sources[-1], rows).split(list(sizes.values()), -2)
-        return dict(zip(sizes, pieces, strict=True))
+        rows = state.queries[reads[0] : reads[-1] + 1] if contiguous else state.queries[list(reads)]
+        logits = self._logits(state.sources[-1], rows)
+        parts = logits.split([size for _, size in pieces], -2)
+        return {start: part for (start, _), part in zip(pieces, parts, strict=True)}
 
     def _mix_history(self, state: AttnResState, l: int) -> tuple[tuple[Tensor, Tensor], ...]:
         """Phase 1: the complete sources mixed for all reads of the group that starts at read l."""
@@ -242,14 +250,13 @@ class AttnRes(DepthMixer):
 
     def _mix_ahead(self, state: AttnResState, l: int) -> Tensor:
         """Phase 2: merge what came after the history (everything, where a read is its own group)."""
-        group = self._group_of[l]
-        visible = self.plan.visible(l)
+        start, size = self._group[l]
         sources, logits = [], []
-        if len(group) > 1:
-            visible = visible[self.plan.completed(group.start) :]
-            sources, logits = map(list, zip(state.history[l - group.start], strict=True))
-        sources += [state.sources[i] for i in visible]
-        logits += [state.scores[i][l] for i in visible]
+        if size > 1:
+            mix, logit = state.history[l - start]
+            sources, logits = [mix], [logit]
+        sources += [state.sources[i] for i in self._since_group[l]]
+        logits += [state.scores[i][l] for i in self._since_group[l]]
         if state.partial is not None:
             assert state.queries is not None
             sources.append(state.partial)
@@ -257,7 +264,7 @@ class AttnRes(DepthMixer):
         if self.tap is not None:
             self._record_ahead(state, l, logits[-1])
         dtype = state.sources[0].dtype
-        if len(sources) == 1 and (len(group) > 1 or self.act != "sigmoid"):
+        if len(sources) == 1 and (size > 1 or self.act != "sigmoid"):
             return sources[0].to(dtype)
         mixed, _ = ops.mix_scored(sources, logits, act=self._mix_act, dtype=dtype, backend=self.backend)
         return mixed.squeeze(-2)
@@ -265,14 +272,12 @@ class AttnRes(DepthMixer):
     @torch.no_grad()
     def _record_ahead(self, state: AttnResState, l: int, last: Tensor) -> None:
         """Weights of read l from the logits of all its sources; `last` is the partial sum's, if any."""
-        group = self._group_of[l]
+        start, size = self._group[l]
         logits = []
-        for i in self.plan.visible(l):
+        for i in self._visible[l]:
             scores = state.scores[i]
-            offset = l - group.start
-            logits.append(scores[l] if l in scores and l != group.start else scores[group.start])
-            if logits[-1].shape[-2] > 1:
-                logits[-1] = logits[-1].narrow(-2, offset, 1)
+            in_history = size > 1 and i not in self._since_group[l]
+            logits.append(scores[start].narrow(-2, l - start, 1) if in_history else scores[l])
         if state.partial is not None:
             logits.append(last)
         stack = torch.stack(logits).squeeze(-2)

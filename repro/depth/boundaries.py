@@ -6,7 +6,7 @@ counted like sublayers, from 0; read L is the output read. Source 0 is the embed
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repro.errors import ConfigError
@@ -50,7 +50,7 @@ class SourcePlan:
 
     def completed(self, l: int) -> int:
         """Number of complete sources before read l, the embedding included."""
-        return 1 + bisect_right(self.ends, l)
+        return 1 + sum(end <= l for end in self.ends)
 
     def outputs_in_partial(self, l: int) -> int:
         """Number of sublayer outputs in the partial sum that read l sees, 0 where it sees none."""
@@ -93,3 +93,19 @@ class SourcePlan:
                 start = end
         last = groups.pop()
         return (*groups, range(last.start, last.stop + 1))
+
+    def pieces(
+        self, source: int, group: Sequence[tuple[int, int]], num_reads: int
+    ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """The reads that a source is scored against when it is complete, and how the scores are cut.
+
+        group: (first read, number of reads) of the group of each read. A piece, (first read, number), is a
+        later group as a whole, or a single read of the group that is open.
+        """
+        first = 0 if source == 0 else self.ends[source - 1]
+        reads = tuple(l for l in self.readers(source) if l < num_reads)
+        sizes: dict[int, int] = {}
+        for l in reads:
+            start = group[l][0] if group[l][0] >= first else l
+            sizes[start] = sizes.get(start, 0) + 1
+        return reads, tuple(sizes.items())
