@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from omegaconf import OmegaConf
+from hydra_plugins.hydra_joblib_launcher.config import JobLibLauncherConf
+from omegaconf import II, OmegaConf
 
 from repro.errors import ConfigError
 from repro.train import resources
@@ -53,6 +55,12 @@ def register() -> None:
     PlannedSweeper.__module__ = PLUGIN_MODULE
     sys.modules[PLUGIN_MODULE] = sys.modules[__name__]
     Plugins.instance().register(PlannedSweeper)
+    # The plugin's own entry with our defaults: one worker a core, and one arm at a time, so that a short arm
+    # never queues behind a long one. A YAML of the same name would make Hydra warn at every job.
+    launcher = JobLibLauncherConf(n_jobs=II("workers:"), batch_size="1", verbose=0)  # type: ignore[arg-type]
+    ConfigStore.instance().store(
+        group="hydra/launcher", name="joblib", node=launcher, provider="attnres-repro"
+    )
 
 
 def open_ledger() -> Path:
