@@ -473,3 +473,15 @@ def test_operations_per_token() -> None:
     """L = 3, S = 2, D = 6: 1 + 2 + 2 + 3 sources, keys of b0, b1, b2 and one partial sum, one sum."""
     assert AttnRes(3, WIDTH, block_size=2).flops_per_token() == 6 * (4 * 8 + 2 * 4 + 1)
     assert AttnRes(3, WIDTH, block_size=2, key_norm=False).flops_per_token() == 6 * (4 * 8 + 1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{"block_size": 2}, {"window": 2}, {"query": "mixed_state"}], ids=str)
+def test_torch_compile_sees_one_graph(options: dict[str, Any]) -> None:
+    """A whole pass is traced without a break, and computes what it computed."""
+    mixer = build(3, dtype=torch.float32, **options)
+    sources = [normal(f"source {i}", 2, 3, WIDTH, dtype=torch.float32) for i in range(4)]
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *x: walk(mixer, x[0], list(x[1:])), backend="eager", fullgraph=True)
+    for a, b in zip(compiled(*sources), walk(mixer, sources[0], sources[1:]), strict=True):
+        assert error(a, b) < 1e-6
