@@ -99,7 +99,7 @@ class AttnRes(DepthMixer):
         self.plan = SourcePlan(ends, window, window_output == "window")
         self.heads, self.act, self.query = heads, act, query
         self.key_norm, self.head_norm = key_norm, head_norm
-        self._choose_execution()
+        self._choose_execution(execution)
 
         reads = num_sublayers + self.output_read
         if query == "learned":
@@ -108,8 +108,10 @@ class AttnRes(DepthMixer):
             self.query_projections = tagged(torch.zeros(reads, width, width), "query")
         self.key_gains = tagged(torch.ones(reads, width), "gain") if key_gain and key_norm else None
 
-    def _choose_execution(self) -> None:
+    def _choose_execution(self, execution: str) -> None:
         """Fall back where an execution does not apply, and group the reads of a two-phase one."""
+        if execution == "auto" and self.heads > 1:
+            self.execution = "per_read"  # no batched product over heads pays at these widths (measured)
         if self.query != "learned":
             self.execution = "per_read"  # the query waits for an activation: nothing can be scored ahead
         elif self.plan.window is not None and self.execution == "two_phase":

@@ -205,13 +205,12 @@ class _Read(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         wide = compute_dtype(query, *sources)
         values, folded = [source.to(wide) for source in sources], query.to(wide)
+        # [D, H]: a learned query is a matrix with each head's channels in a column of its own.
+        by_head = folded.unsqueeze(-1) * _head_indicator(folded, heads) if query.dim() == 1 else None
         inverses: list[Tensor] = []
         logits = []
         for value in values:
-            if heads == 1 and query.dim() == 1:
-                logit = torch.matmul(value, folded).unsqueeze(-1)
-            else:
-                logit = _head_sums(value * folded, heads)
+            logit = _head_sums(value * folded, heads) if by_head is None else torch.matmul(value, by_head)
             if groups:
                 inverses.append(_inverse_rms(value, groups, eps))
                 logit = logit * inverses[-1]
