@@ -407,3 +407,14 @@ def test_a_bad_call_says_why_in_one_line(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_shapes_without_data() -> None:
+    """On the meta device, where autocast does not exist, and with no tokens at all."""
+    for sources in ([torch.zeros(2, 3, 4, device="meta")] * 3, [torch.zeros(0, 3, 4)] * 3):
+        query = torch.zeros(4, device=sources[0].device)
+        mixed, weights = ops.depth_mix(sources, query, heads=2)
+        stats = ops.attend_with_stats(sources, query.expand(5, 4))
+        assert mixed.shape == sources[0].shape
+        assert weights.shape == (3, 2, *sources[0].shape[:2])
+        assert stats.o.shape == (5, *sources[0].shape)

@@ -207,7 +207,9 @@ class AttnRes(DepthMixer):
 
     def _folded_queries(self) -> Tensor:
         """[L + 1, D]: a logit sees a pseudo-query and its key gain only as their product."""
-        return self.queries if self.key_gains is None else self.queries * self.key_gains
+        wide = torch.promote_types(self.queries.dtype, torch.float32)
+        queries = self.queries.to(wide)
+        return queries if self.key_gains is None else queries * self.key_gains.to(wide)
 
     @property
     def _norm(self) -> dict[str, Any]:

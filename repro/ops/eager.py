@@ -162,7 +162,7 @@ class _Mix(torch.autograd.Function):
             mixed = _chain(values, weights.squeeze(-2)).unsqueeze(-2)
         elif heads == 1:
             stack, coefficients = _by_token(torch.stack(values)), _by_token(weights.squeeze(-1))
-            mixed = torch.bmm(coefficients.mT, stack).view(*z.shape[1:-1], -1)
+            mixed = torch.bmm(coefficients.mT, stack).view(*z.shape[1:-1], stack.shape[-1])
         else:
             mixed = torch.stack([_chain(values, weights.select(-2, q)) for q in range(num_queries)], -2)
         lse = torch.logsumexp(z, 0) if act == "softmax" else torch.full_like(z[0], torch.inf)

@@ -9,6 +9,6 @@ import torch
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """A context with autocast off; free of charge where it is off already."""
-    if torch.is_autocast_enabled(device.type):
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
