@@ -13,10 +13,10 @@ RUN     := $(VENV)/bin/python
 STAMP   := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data reproduce table4 fig6 published smoke test lint clean
+.PHONY: help setup data reproduce table4 fig6 init lr lr_fairness published smoke test lint clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
 	@echo "  knobs: SCALE=$(SCALE) (smoke quick cpu cpu_wide gpu published)  SEEDS=$(SEEDS) (as 1,2,3)  LAUNCHER=$(LAUNCHER) (basic joblib submitit_local submitit_slurm)"
 
 setup: $(STAMP)  ## create .venv with the pinned dependencies
@@ -39,6 +39,15 @@ table4: $(STAMP)  ## train what Table 4 needs at SCALE and render it
 
 fig6: $(STAMP)  ## train what Fig. 6 needs at SCALE and render it
 	$(call item,fig6)
+
+init: $(STAMP)  ## which initialisation PreNorm prefers at SCALE, and the gap under each
+	$(call choice,init)
+
+lr: $(STAMP)  ## which peak learning rate PreNorm prefers at SCALE
+	$(call choice,lr)
+
+lr_fairness: $(STAMP)  ## the learning rate swept for each arm
+	$(call choice,lr_fairness)
 
 published: $(STAMP)  ## render every item from the paper's own numbers (no training)
 	$(RUN) -m repro.reproduce render table4 fig6 --scale published
@@ -64,5 +73,12 @@ define item
   $(RUN) -m repro.train -m experiment=$(1) scale=$(SCALE) seed=$(SEEDS) hydra/launcher=$(LAUNCHER) || code=$$?; \
   test $$code -le 1 || exit $$code; \
   $(RUN) -m repro.train.step_time experiment=$(1) scale=$(SCALE) || exit $$?; fi; \
+$(RUN) -m repro.reproduce render $(1) --scale $(SCALE) || exit $$?; exit $$code
+endef
+
+# A sweep over settings: no step times.
+define choice
+@$(RUN) -m repro.train -m experiment=$(1) scale=$(SCALE) seed=$(SEEDS) hydra/launcher=$(LAUNCHER); code=$$?; \
+test $$code -le 1 || exit $$code; \
 $(RUN) -m repro.reproduce render $(1) --scale $(SCALE) || exit $$?; exit $$code
 endef
