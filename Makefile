@@ -1,10 +1,11 @@
 # One target per table and figure. Knobs: SCALE, SEEDS, LAUNCHER; nothing else.
 #   make reproduce                       everything, minutes on two cores
 #   make table4 SCALE=cpu SEEDS=1,2,3    a larger study, three seeds (interrupt and repeat at will)
-#   make table4 SCALE=gpu LAUNCHER=basic one run after another in one process
+#   make fig6 LAUNCHER=basic             one run after another in one process
 
+comma    := ,
 SCALE    ?= quick
-SEEDS    ?= 1
+SEEDS    ?= $(if $(filter cpu cpu_wide,$(SCALE)),1$(comma)2$(comma)3,1)
 LAUNCHER ?= joblib
 
 PYTHON  ?= python3
@@ -24,7 +25,7 @@ setup: $(STAMP)  ## create .venv with the pinned dependencies
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Python 3.11 or newer is needed; name it with PYTHON=python3.11"; exit 2; }
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@echo "installing pinned dependencies into $(VENV) (a minute or a few)"
+	@echo "installing pinned dependencies into $(VENV) (a minute; several where pip brings a CUDA build of torch)"
 	@$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,data,slurm]'
 	@touch $@
 
@@ -54,11 +55,11 @@ published: $(STAMP)  ## render every item from the paper's own numbers (no train
 
 smoke: $(STAMP)  ## every arm through the whole pipeline, under two minutes
 	$(RUN) -m repro.train -m experiment=all_arms scale=smoke
-	$(RUN) -m repro.train.step_time scale=smoke
+	$(RUN) -m repro.train.step_time experiment=table4 scale=smoke
 	$(RUN) -m repro.reproduce render table4 fig6 --scale smoke
 
 test: $(STAMP)  ## the whole test suite
-	$(RUN) -m pytest -n 2
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2
 
 lint: $(STAMP)  ## ruff and mypy
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy

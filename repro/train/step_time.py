@@ -10,6 +10,8 @@ Writes ``results/<scale>/step_time.csv``; arms already measured with the same se
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 import time
 from collections.abc import Iterable
@@ -30,6 +32,7 @@ from repro.train.sweep import register
 
 BASELINE = "prenorm"
 ROUNDS = 9
+_DECIDES = ("model", "data", "optim", "budget", "precision", "semantics")
 
 
 def swept_arms(overrides: list[str]) -> list[str]:
@@ -39,31 +42,46 @@ def swept_arms(overrides: list[str]) -> list[str]:
     return [name.strip() for name in str(listed).split(",")] if listed else [config.arm.name]
 
 
-class _Contestant:
-    """One arm's model and optimizer, ready to take a step."""
+class Contestant:
+    """One arm's model and optimizer on the configured device, ready to take a step."""
 
     def __init__(self, config: DictConfig) -> None:
-        self.decoder = build_decoder(config)
+        accelerator = config.trainer.accelerator
+        if accelerator == "gpu" and not torch.cuda.is_available():
+            raise ConfigError("trainer.accelerator", accelerator, "no GPU is visible here: trainer=cpu")
+        self.device = torch.device("cuda" if accelerator == "gpu" else "cpu")
+        narrow = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(config.precision)
+        self.autocast = torch.autocast(self.device.type, dtype=narrow, enabled=narrow is not None)
+        self.decoder = build_decoder(config).to(self.device)
         self.optimizer = build_optimizer(self.decoder, config.optim)
         generator = torch.Generator().manual_seed(0)
         shape = (config.budget.batch_size, config.budget.context + 1)
-        tokens = torch.randint(0, config.model.vocab_size, shape, generator=generator)
+        tokens = torch.randint(0, config.model.vocab_size, shape, generator=generator).to(self.device)
         self.inputs, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         self.clip = float(config.budget.grad_clip)
 
     def step(self) -> float:
         """Seconds of one training step."""
+        self._wait()
         started = time.perf_counter()
-        self.decoder.loss(self.inputs, self.targets).backward()
+        with self.autocast:
+            loss = self.decoder.loss(self.inputs, self.targets)
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self._wait()
         return time.perf_counter() - started
 
 
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
 def measure(configs: dict[str, DictConfig], rounds: int = ROUNDS) -> pd.DataFrame:
-    """One row per arm: median step in ms, and median, lower and upper quartile of its ratio to PreNorm."""
-    contestants = {name: _Contestant(config) for name, config in configs.items()}
+    """One row per arm: median step in ms; median, lower and upper quartile of its ratio to PreNorm, per round."""
+    contestants = {name: Contestant(config) for name, config in configs.items()}
     names = list(contestants)
     for name in names:
         contestants[name].step()  # allocations and lazy set-up
@@ -81,17 +99,30 @@ def measure(configs: dict[str, DictConfig], rounds: int = ROUNDS) -> pd.DataFram
 
 
 def _stamp(config: DictConfig) -> dict[str, object]:
-    """What a measurement depends on besides the arm."""
-    host, budget = host_description(), config.budget
+    """What a measurement depends on besides the arm: model, batch, optimizer, execution, machine, code."""
+    decides = {key: value for key, value in identity(config).items() if key in _DECIDES}
+    decides["runtime"] = {key: config.runtime[key] for key in ("depth_execution", "backend")}
+    decides["code"] = _source_digest()
+    text = json.dumps(decides, sort_keys=True, default=str)
     return {
         "rounds": ROUNDS,
-        "batch_size": budget.batch_size,
-        "context": budget.context,
         "threads": torch.get_num_threads(),
-        "cpu": host["cpu"],
+        "cpu": host_description()["cpu"],
+        "device": config.trainer.accelerator,
+        "precision": config.precision,
         "torch": torch.__version__,
-        "semantics": identity(config)["semantics"],
+        "setting": hashlib.sha256(text.encode()).hexdigest()[:12],
     }
+
+
+def _source_digest() -> str:
+    """Digest of the code that a step runs: ops, depth, model and the optimizer."""
+    package = Path(__file__).resolve().parents[1]
+    files = [*(f for part in ("ops", "depth", "model") for f in package.glob(f"{part}/**/*.py"))]
+    digest = hashlib.sha256()
+    for file in sorted([*files, package / "train" / "optim.py"]):
+        digest.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _kept(path: Path, stamp: dict[str, object], arms: Iterable[str]) -> pd.DataFrame | None:

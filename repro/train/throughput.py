@@ -25,7 +25,7 @@ def _worker(overrides: list[str], start_at: float) -> None:
     from hydra import compose, initialize_config_dir
 
     from repro.train.paths import config_directory
-    from repro.train.step_time import _Contestant
+    from repro.train.step_time import Contestant
     from repro.train.sweep import register
 
     register()
@@ -33,7 +33,7 @@ def _worker(overrides: list[str], start_at: float) -> None:
     torch.set_flush_denormal(True)
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         config = compose("train", overrides=overrides)
-    contestant = _Contestant(config)
+    contestant = Contestant(config)
     contestant.step()
     time.sleep(max(0.0, start_at - time.time()))
     steps, started = 0, time.perf_counter()
