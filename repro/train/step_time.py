@@ -80,7 +80,7 @@ class Contestant:
 
 
 def measure(configs: dict[str, DictConfig], rounds: int = ROUNDS) -> pd.DataFrame:
-    """One row per arm: median step in ms; median, lower and upper quartile of its ratio to PreNorm, per round."""
+    """One row per arm: median step in ms; median and quartiles of its ratio to PreNorm of the same round."""
     contestants = {name: Contestant(config) for name, config in configs.items()}
     names = list(contestants)
     for name in names:
