@@ -19,9 +19,7 @@ class Rotary(nn.Module):
     def __init__(self, head_size: int, context: int, base: float) -> None:
         super().__init__()
         if head_size % 2:
-            raise ConfigError(
-                "model.num_heads", head_size, "rotary needs an even head size, width / num_heads"
-            )
+            raise ValueError(f"rotary needs an even head size, not {head_size}")
         # Float64 tables, cast once: the angle of late positions would lose digits in fp32.
         rates = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
         angles = torch.outer(torch.arange(context, dtype=torch.float64), rates)

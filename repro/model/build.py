@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from hydra.errors import HydraException
-from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from repro.depth.base import DepthMixer
 from repro.errors import ConfigError
 from repro.model.decoder import Decoder
-from repro.model.init import initialise
+from repro.model.init import check_init, initialise
+from repro.model.locate import locate, refuse_unknown
 
 EXECUTIONS = ("auto", "per_read", "score_on_write", "two_phase")
 BACKENDS = ("auto", "reference", "eager")
+#: arguments of a scheme that the decoder and `runtime` give, not `arm.mixer`
+GIVEN = ("num_sublayers", "width", "eps", "execution", "backend")
 
 
 def build_decoder(config: DictConfig, device: str = "cpu") -> Decoder:
@@ -24,40 +26,31 @@ def build_decoder(config: DictConfig, device: str = "cpu") -> Decoder:
 
     device="meta" builds shapes only (nothing is drawn). Raises ConfigError naming the key that cannot be.
     """
-    model: dict[str, Any] = OmegaConf.to_container(config.model, resolve=True)  # type: ignore[assignment]
-    init = model.pop("init")
+    model = _node(config, "model")
+    init = model.pop("init", None)
     for key, allowed in (("depth_execution", EXECUTIONS), ("backend", BACKENDS)):
         if config.runtime[key] not in allowed:
             raise ConfigError(f"runtime.{key}", config.runtime[key], f"one of {', '.join(allowed)}")
+    refuse_unknown("model", Decoder, model, reserved=("make_mixer", "context"))
+    check_init(init)
     with torch.device(device):
         decoder = Decoder(_mixer_factory(config), context=config.budget.context, **model)
     return decoder if device == "meta" else initialise(decoder, init, int(config.init_seed))
 
 
 def _mixer_factory(config: DictConfig) -> partial[DepthMixer]:
-    options: dict[str, Any] = OmegaConf.to_container(config.arm.mixer, resolve=True)  # type: ignore[assignment]
-    target = options.pop("_target_")
-    try:
-        scheme = get_class(target)
-    except (HydraException, ImportError, ValueError) as error:
-        raise ConfigError("arm.mixer._target_", target, f"a class of repro.depth ({error})") from None
+    options = _node(config, "arm.mixer")
+    scheme = locate("arm.mixer._target_", options.pop("_target_", None), DepthMixer)  # type: ignore[type-abstract]
+    refuse_unknown("arm.mixer", scheme, options, reserved=GIVEN)
     return partial(
-        _construct,
-        scheme,
-        execution=config.runtime.depth_execution,
-        backend=config.runtime.backend,
-        **options,
+        scheme, execution=config.runtime.depth_execution, backend=config.runtime.backend, **options
     )
 
 
-def _construct(scheme: type[DepthMixer], num_sublayers: int, width: int, **options: Any) -> DepthMixer:
-    try:
-        return scheme(num_sublayers, width, **options)
-    except TypeError as error:
-        # A misspelt option of the scheme; anything else is a fault of ours and keeps its traceback.
-        if "unexpected keyword argument" not in str(error):
-            raise
-        key = str(error).rsplit("'", 2)[-2]
-        raise ConfigError(
-            f"arm.mixer.{key}", options.get(key), f"not an option of {scheme.__name__}"
-        ) from None
+def _node(config: DictConfig, key: str) -> dict[str, Any]:
+    """A mapping of the config as plain data."""
+    node = OmegaConf.select(config, key)
+    plain = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    if not isinstance(plain, Mapping):
+        raise ConfigError(key, plain, "a mapping, as in its YAML")
+    return {str(name): value for name, value in plain.items()}

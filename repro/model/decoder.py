@@ -6,6 +6,7 @@ the paper calls it a layer. L = 2 L_b sublayers make L_b transformer blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -67,8 +68,16 @@ class Decoder(nn.Module):
                 raise ConfigError(key, value, "a whole number of at least 1")
         if width % num_heads:
             raise ConfigError("model.num_heads", num_heads, f"a divisor of model.width={width}")
-        if not norm_eps >= 0:
-            raise ConfigError("model.norm_eps", norm_eps, "at least 0 (default 1e-8)")
+        if width // num_heads % 2:
+            raise ConfigError(
+                "model.num_heads",
+                num_heads,
+                f"an even head size model.width / num_heads for rotary, not {width // num_heads}",
+            )
+        if not (_is_number(norm_eps) and norm_eps >= 0):
+            raise ConfigError("model.norm_eps", norm_eps, "a number of at least 0 (default 1e-8)")
+        if not (_is_number(rope_base) and rope_base > 0):
+            raise ConfigError("model.rope_base", rope_base, "a positive number (default 10000)")
         self.num_sublayers, self.width, self.context = 2 * num_transformer_blocks, width, context
         self.mixer = make_mixer(self.num_sublayers, width, eps=norm_eps)
         self.embedding = tagged(torch.empty(vocab_size, width), "embedding")
@@ -98,15 +107,19 @@ class Decoder(nn.Module):
 
     def losses(self, tokens: Tensor, targets: Tensor, observe: Observer | None = None) -> Tensor:
         """Cross entropy of every target in nats, [B, T]; 0 where the target is -100."""
-        logits = self(tokens, observe)
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), reduction="none", ignore_index=-100
-        ).view_as(targets)
+        logits = self._wide_logits(tokens, observe)
+        return F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=-100).view_as(
+            targets
+        )
 
     def loss(self, tokens: Tensor, targets: Tensor, observe: Observer | None = None) -> Tensor:
         """Mean cross entropy over targets in nats per token (scalar)."""
-        logits = self(tokens, observe)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
+        return F.cross_entropy(self._wide_logits(tokens, observe), targets.flatten(), ignore_index=-100)
+
+    def _wide_logits(self, tokens: Tensor, observe: Observer | None) -> Tensor:
+        """Logits [B T, vocabulary] in fp32 or wider: half precision would lose digits of the loss."""
+        logits = self(tokens, observe).flatten(0, 1)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def num_parameters(self) -> int:
         """All parameters, embedding and head included."""
@@ -121,3 +134,7 @@ class Decoder(nn.Module):
         weights = sum(p.numel() for p in self.parameters() if getattr(p, "group", "") in ("matrix", "head"))
         attention = self.num_sublayers // 2 * 2.0 * self.context * self.width
         return 3.0 * (2.0 * weights + attention + self.mixer.flops_per_token())
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -14,7 +14,9 @@ every alternative, so the default of a scale is the one under which PreNorm does
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +25,20 @@ from repro.errors import ConfigError
 from repro.model.decoder import Decoder
 
 SCHEMES = ("width_scaled", "depth_scaled", "gpt2")
+
+
+def check_init(init: Any) -> None:
+    """ConfigError where config node `model.init` cannot be used."""
+    if not isinstance(init, Mapping):
+        raise ConfigError("model.init", init, "a mapping with scheme, embedding_std and head_std")
+    if init.get("scheme") not in SCHEMES:
+        raise ConfigError("model.init.scheme", init.get("scheme"), f"one of {', '.join(SCHEMES)}")
+    for key in ("embedding_std", "head_std"):
+        std = init.get(key)
+        if isinstance(std, bool) or not isinstance(std, int | float) or not 0 <= std < math.inf:
+            raise ConfigError(f"model.init.{key}", std, "a number of at least 0")
+    for key in init.keys() - {"scheme", "embedding_std", "head_std"}:
+        raise ConfigError(f"model.init.{key}", init[key], "not one of scheme, embedding_std, head_std")
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
@@ -39,17 +55,16 @@ def _matrix_std(scheme: str, name: str, parameter: nn.Parameter, num_sublayers: 
 
 
 @torch.no_grad()
-def initialise(model: Decoder, init: Mapping[str, object], seed: int) -> Decoder:
+def initialise(model: Decoder, init: Mapping[str, Any], seed: int) -> Decoder:
     """Draw all parameters of the decoder in place and return it.
 
     init: `scheme` (one of SCHEMES), `embedding_std`, `head_std`. A mixer's parameters keep the values of
     its constructor, but for those it lists in `normal_init`. Draws are made in fp32 on the CPU, so that
     device and dtype change no number beyond the cast.
     """
-    scheme = str(init["scheme"])
-    if scheme not in SCHEMES:
-        raise ConfigError("model.init.scheme", scheme, f"one of {', '.join(SCHEMES)}")
-    stds = {"embedding": float(init["embedding_std"]), "head": float(init["head_std"])}  # type: ignore[arg-type]
+    check_init(init)
+    scheme = init["scheme"]
+    stds = {"embedding": float(init["embedding_std"]), "head": float(init["head_std"])}
     for name, parameter in model.named_parameters():
         group = getattr(parameter, "group", None)
         if name.startswith("mixer."):

@@ -33,8 +33,8 @@ class LitDecoder(L.LightningModule):
     """Trains a `Decoder`.
 
     make_optimizer: decoder -> optimizer.  factor: update number -> factor on the peak learning rate.
-    grad_clip: largest global gradient norm (0 turns clipping off).  compiled: a compiled twin of the
-    decoder, used for every step that is not observed.
+    grad_clip: largest global gradient norm (0 turns clipping off).  compile_options: of `torch.compile`, for
+    every step that is not observed (None: not compiled).
     """
 
     def __init__(
@@ -48,13 +48,20 @@ class LitDecoder(L.LightningModule):
         super().__init__()
         self.decoder = decoder
         self._make_optimizer, self._factor, self._grad_clip = make_optimizer, factor, grad_clip
-        # Kept out of the module tree: a compiled twin must not appear in the state dict.
-        step = decoder.loss if compile_options is None else torch.compile(decoder.loss, **compile_options)
-        self._fast_loss: Callable[..., Tensor] = step
+        self._compile_options = compile_options
+        self._groups = {name: getattr(p, "group", None) for name, p in decoder.named_parameters()}
+        self._fast_loss: Callable[..., Tensor] = decoder.loss
         self.observer: Observer | None = None
         self.last_loss, self.last_grad_norm = float("nan"), float("nan")
         self._loss_sum: Tensor | float = 0.0
         self._micro_batches = 0
+
+    def setup(self, stage: str) -> None:
+        for name, parameter in self.decoder.named_parameters():
+            parameter.group = self._groups[name]  # type: ignore[attr-defined]  # lost on the way to a spawned process
+        # Here and not before, since a compiled function cannot be sent to a spawned process.
+        if self._compile_options is not None:
+            self._fast_loss = torch.compile(self.decoder.loss, **self._compile_options)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         tokens, targets = batch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 from repro.train import resources
 
@@ -25,6 +26,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], multirun: bool) -> int:
+    from concurrent.futures import BrokenExecutor
+
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -32,46 +35,46 @@ def _run(arguments: list[str], multirun: bool) -> int:
     from repro.errors import ConfigError, DataError
     from repro.train import job, sweep
     from repro.train.paths import config_directory
+    from repro.train.refusal import one_line
 
     sweep.register()
-    ledger = sweep.open_ledger() if multirun else None
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["repro.train", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, to be told in one line
     code, job.exit_code = 0, 0
     try:
         hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="train")(job.run)()
-        code = job.exit_code
+        code = 0 if multirun else job.exit_code
     except (ConfigError, DataError) as error:
         code = _refuse(str(error))
-    except (HydraException, OmegaConfBaseException) as error:
-        code = _refuse(_one_line(error))
-    except KeyboardInterrupt:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        code = _refuse(one_line(error, arguments))
+    except BrokenExecutor:
+        print(
+            "error: a worker of the sweep was killed; start the same command again to go on", file=sys.stderr
+        )
+        code = 1
+    except Exception:  # a launcher's own error: what became of the runs is told as well
+        if not multirun:
+            raise
+        traceback.print_exc(file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt as stop:
         print("interrupted; start the same command again to go on", file=sys.stderr)
-        code = 130
+        code = getattr(stop, "code", 130)
+    except SystemExit as stop:  # Hydra's command line: --help, or a flag it does not know
+        code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     finally:
         sys.argv = before[0]
         if before[1] is None:
             os.environ.pop("HYDRA_FULL_ERROR", None)
-        finished = sweep.close_ledger(ledger, report=code == 0) if ledger else 0
-    return code or finished
+        unfinished = sweep.close_ledger(report=code in (0, 1))
+    return code or unfinished
 
 
 def _refuse(line: str) -> int:
     print(f"error: {line}", file=sys.stderr)
     return 2
-
-
-def _one_line(error: Exception) -> str:
-    """Hydra's message without its layout: the key, and what it may be."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(("full_key", "object_type", "Set the env"))]
-    if len(lines) > 1 and lines[0].startswith(("Could not find", "In '")):
-        start = next((i for i, line in enumerate(lines) if line.startswith("Could not find")), 0)
-        choices = [c for c in lines[start + 1 :] if not c.endswith(":")]
-        key, _, value = lines[start].removeprefix("Could not find ").strip("'").rpartition("/")
-        return f"{key}={value}: one of {', '.join(choices)}"
-    return " ".join(lines) or type(error).__name__
 
 
 if __name__ == "__main__":

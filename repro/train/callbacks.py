@@ -6,6 +6,7 @@ disk before a checkpoint of step k is, and opening a run cuts whatever lies past
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +14,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from repro.depth.base import DepthMixer
 from repro.model.lit import Diverged, LitDecoder
 from repro.runs import Run
+from repro.train import checkpoints
 from repro.train.evaluate import DepthWeightRecorder, DynamicsRecorder
+from repro.train.trainer import quiet
 
 
 def snapshot_steps(total: int, count: int) -> list[int]:
@@ -69,8 +73,16 @@ class Recorder(L.Callback):
         self._saved_at = self._said_at = self._beat_at = time.monotonic()
         self._rate = (time.perf_counter(), 0)
         self._done_step = -1
+        self._unconfirmed = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        quiet()  # a spawned process has just been started: the same silence as in its parent
+        self.__dict__.update(state)
 
     # -- Lightning's hooks ---------------------------------------------------------------------
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        torch.set_flush_denormal(True)  # of this process, which may be a spawned one
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._done_step = trainer.global_step
@@ -81,26 +93,34 @@ class Recorder(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
+        if batch_idx % self.accumulate:
+            return  # only a first micro-batch begins a step
         # Saved here and not after the step before: now all of Lightning's counters agree on that step.
-        first_micro_batch = batch_idx % self.accumulate == 0
-        if first_micro_batch and step > 0 and self._checkpoint_is_due(trainer):
+        stop = trainer.received_sigterm
+        if step > 0 and (stop or self._checkpoint_is_due(trainer)):
             self._save(trainer)
-        if first_micro_batch and step in self.snapshots and trainer.is_global_zero:
+        if stop:
+            raise SIGTERMException
+        if step in self.snapshots and trainer.is_global_zero:
             self._dynamics = DynamicsRecorder(pl_module.decoder.num_sublayers)
             pl_module.observer = self._dynamics.observe
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        pl_module.observer = None
         step = trainer.global_step
         if step == self._done_step:
             return  # a micro-batch that completed no update
         self._done_step = step
+        pl_module.observer = None
         if not trainer.is_global_zero:
             return
+        if self._unconfirmed:
+            checkpoints.confirm(self.run)
+            self._unconfirmed = False
         if self._dynamics is not None:
-            dynamics: dict[str, Any] = self._dynamics.arrays(float(self.accumulate))
+            # Each process backpropagates the mean over its own rows.
+            dynamics: dict[str, Any] = self._dynamics.arrays(1 / trainer.world_size)
             self.run.append_snapshot("depth_norms.npz", step - 1, **dynamics)
             self._dynamics = None
         if step % self.log_every == 0 or step == self.total:
@@ -115,13 +135,6 @@ class Recorder(L.Callback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["records"] = self.run.counts() if trainer.is_global_zero else {}
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        # Noted here as well, since a spawned rank cannot hand its exception to the parent whole.
-        if isinstance(exception, Diverged) and trainer.is_global_zero:
-            self.run.set_status("diverged", step=exception.step, message=str(exception))
 
     # -- what is written -----------------------------------------------------------------------
 
@@ -155,6 +168,8 @@ class Recorder(L.Callback):
                 "tokens": step * self.tokens_per_step,
                 **self.validate(trainer, module),
             }
+        if not math.isfinite(row["loss"]):
+            raise Diverged(step, row["loss"], float("nan"))
         self.run.append_metrics(row)
         self.mirror(row)
         if arrays := recorder.arrays():
@@ -172,10 +187,10 @@ class Recorder(L.Callback):
 
     def _save(self, trainer: L.Trainer) -> None:
         if trainer.is_global_zero:
-            self.run.replace_atomically(self.run.checkpoint, trainer.save_checkpoint)
+            checkpoints.save(self.run, trainer.save_checkpoint)
         else:
             trainer.save_checkpoint(self.run.checkpoint)  # takes part; only rank 0 writes
-        self._saved_at = time.monotonic()
+        self._saved_at, self._unconfirmed = time.monotonic(), True
 
     def _beat(self, module: LitDecoder, step: int) -> None:
         now = time.monotonic()

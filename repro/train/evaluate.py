@@ -117,32 +117,38 @@ class DynamicsRecorder:
 
     The paper's Fig. 5 does not say which norm or which tensor it plots, so three norms of two tensors are
     kept, each [L]: `l2` is the mean over tokens of a token's Euclidean norm, `rms` the root mean square and
-    `mean_abs` the mean absolute value over all entries. Gradients are those of the mean loss per token.
+    `mean_abs` the mean absolute value over all entries. Gradients are those of the step's mean loss per
+    token. Micro-batches of a step are averaged, so that their number does not matter.
     """
 
     NORMS = ("l2", "rms", "mean_abs")
 
     def __init__(self, num_sublayers: int) -> None:
         self.num_sublayers = num_sublayers
-        self._values: dict[str, np.ndarray] = {}
+        self._sums: dict[tuple[str, int], np.ndarray] = {}
+        self._passes: dict[tuple[str, int], int] = {}
 
     def observe(self, kind: str, l: int, tensor: Tensor) -> None:
         """Pass to `Decoder.loss(..., observe=...)`."""
-        self._keep(kind, l, tensor.detach())
+        self._add(kind, l, tensor.detach())
         if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._keep(f"{kind}_grad", l, gradient.detach()))
+            tensor.register_hook(lambda gradient: self._add(f"{kind}_grad", l, gradient.detach()))
 
-    def _keep(self, kind: str, l: int, tensor: Tensor) -> None:
+    def _add(self, kind: str, l: int, tensor: Tensor) -> None:
         x = tensor.float()
-        values = (x.norm(dim=-1).mean(), x.square().mean().sqrt(), x.abs().mean())
-        for norm, value in zip(self.NORMS, values, strict=True):
-            self._values.setdefault(f"{kind}_{norm}", np.full(self.num_sublayers, np.nan))[l] = value.item()
+        values = torch.stack([x.norm(dim=-1).mean(), x.square().mean(), x.abs().mean()]).double()
+        self._sums[kind, l] = self._sums.get((kind, l), np.zeros(3)) + values.cpu().numpy()
+        self._passes[kind, l] = self._passes.get((kind, l), 0) + 1
 
     def arrays(self, gradient_factor: float = 1.0) -> dict[str, np.ndarray]:
-        """All series seen, gradients times gradient_factor (the number of micro-batches of the step)."""
-        names = [f"{k}{g}_{n}" for k in ("output", "stream") for g in ("", "_grad") for n in self.NORMS]
-        empty = np.full(self.num_sublayers, np.nan)
-        return {
-            name: self._values.get(name, empty) * (gradient_factor if "_grad_" in name else 1.0)
-            for name in names
+        """All series, NaN where nothing was seen; gradients times `gradient_factor`."""
+        kinds = [f"{tensor}{suffix}" for tensor in ("output", "stream") for suffix in ("", "_grad")]
+        series = {
+            f"{kind}_{norm}": np.full(self.num_sublayers, np.nan) for kind in kinds for norm in self.NORMS
         }
+        for (kind, l), sums in self._sums.items():
+            l2, square, mean_abs = sums / self._passes[kind, l]
+            factor = gradient_factor if kind.endswith("_grad") else 1.0
+            for norm, value in zip(self.NORMS, (l2, square**0.5, mean_abs), strict=True):
+                series[f"{kind}_{norm}"][l] = value * factor
+        return series

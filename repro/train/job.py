@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+import traceback
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,33 +18,40 @@ from repro.errors import ConfigError, DataError
 from repro.train import resources, sweep
 from repro.train.execute import execute
 
-#: of the last job of this process: 0 a result (diverged included), 1 a failed run
+#: of the last job of this process: 0 a result (diverged included), 1 a failed run, 2 a refused setting
 exit_code = 0
 
 
 def run(config: DictConfig) -> None:
-    """Train one config. In a sweep nothing is raised: the ledger tells, and the other jobs go on."""
+    """Train one config and tell what became of it: in one line, by `exit_code`, and in a sweep's ledger.
+
+    Nothing but an interruption is raised: Hydra would add lines of its own, and end a sweep.
+    """
     global exit_code
     swept = os.environ.get(sweep.LEDGER) is not None
     name = f"{config.arm.get('name')} seed {config.seed}"
     say = partial(_say, f"{_place()}{name}" if swept else name)
-    torch.set_num_threads(_threads(config.runtime.threads))
-    entry: dict[str, Any] = {"name": name}
-    slot = resources.worker_slot() if os.environ.get(resources.SLOTS) else contextlib.nullcontext()
     try:
+        torch.set_num_threads(_threads(config.runtime.threads))
+        slot = resources.worker_slot() if os.environ.get(resources.SLOTS) else contextlib.nullcontext()
         with slot:
             outcome = execute(config, say)
     except (ConfigError, DataError) as error:
-        if not swept:
-            raise
-        entry |= {"status": "refused", "message": str(error)}
-        say(f"refused: {error}")
+        status, message, exit_code = "refused", str(error), 2
+        if swept:
+            say(f"refused: {error}")
+        else:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # before a run has a status to tell it by
+        traceback.print_exc(file=sys.stderr)
+        status, message, exit_code = "failed", f"{type(error).__name__}: {error}", 1
+        say(f"failed: {message}")
     else:
-        note = "already there" if outcome.cached else outcome.message
+        status, message = "cached" if outcome.cached else outcome.status, outcome.message
+        exit_code = int(outcome.status == "failed")
+        note = "already there" if outcome.cached else message
         say(f"{outcome.status}: {note} | {_short(outcome.directory)}")
-        entry |= {"status": "cached" if outcome.cached else outcome.status, "message": outcome.message}
-    exit_code = int(entry["status"] == "failed")
-    sweep.note(entry)
+    sweep.note({"name": name, "status": status, "message": message})
 
 
 def _place() -> str:

@@ -20,6 +20,11 @@ def config_directory() -> Path:
     return Path(repro.__file__).resolve().parent.parent / "conf"
 
 
+def under_root(root: str | None, path: str | None) -> Path:
+    """`path` itself if absolute, else under `root` (null: the project's root)."""
+    return Path(root or project_root()).expanduser() / Path(path or ".").expanduser()
+
+
 def resolve_path(config: DictConfig, path: str) -> Path:
-    """`path` itself if absolute, else under `paths.root` (null: the project's root)."""
-    return Path(config.paths.root or project_root()) / Path(path).expanduser()
+    """`under_root` for `paths.root` of a config."""
+    return under_root(config.paths.root, path)

@@ -6,18 +6,37 @@ Each returns the factor on the peak learning rate for update number `step` (0-ba
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from repro.errors import ConfigError
+from repro.model.locate import locate, refuse_unknown
 
 
-def _check_fraction(key: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ConfigError(f"schedule.{key}", value, "between 0 and 1")
+class Schedule:
+    """Base of all schedules; their fields are the keys of config group `schedule`."""
+
+    def factor(self, step: int, total: int) -> float:
+        """Factor on the peak learning rate for update `step` (0-based) of `total`."""
+        raise NotImplementedError
+
+
+def build_schedule(node: Mapping[str, Any]) -> Schedule:
+    """The schedule of config node `schedule`; raises ConfigError naming the key that cannot be."""
+    options = dict(node)
+    found = locate("schedule._target_", options.pop("_target_", None), Schedule)
+    refuse_unknown("schedule", found, options)
+    return found(**options)
+
+
+def _check_fraction(key: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ConfigError(f"schedule.{key}", value, "a fraction of all steps or of the peak, from 0 to 1")
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Schedule):
     """Linear warm-up, then half a cosine down to `final` times the peak (scaling runs of the paper).
 
     warmup: fraction of all steps.  final: fraction of the peak at the end.
@@ -25,7 +44,6 @@ class Cosine:
 
     warmup: float = 0.05
     final: float = 0.1
-    name: str = "cosine"
 
     def __post_init__(self) -> None:
         _check_fraction("warmup", self.warmup)
@@ -40,7 +58,7 @@ class Cosine:
 
 
 @dataclass(frozen=True)
-class WSD:
+class WSD(Schedule):
     """Warm-up, stable, decay (the 48B runs): linear warm-up, flat, then linear down to `final`.
 
     warmup, decay: fractions of all steps.  final: fraction of the peak at the end.
@@ -49,7 +67,6 @@ class WSD:
     warmup: float = 0.05
     decay: float = 0.2
     final: float = 0.0
-    name: str = "wsd"
 
     def __post_init__(self) -> None:
         for key in ("warmup", "decay", "final"):

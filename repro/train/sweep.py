@@ -22,7 +22,7 @@ from omegaconf import II, OmegaConf
 
 from repro.errors import ConfigError
 from repro.train import resources
-from repro.train.paths import project_root
+from repro.train.paths import under_root
 
 # Scanning for plugins executes Hydra's plugin modules anew: only after it is their class the one to inherit.
 Plugins.instance()
@@ -33,7 +33,12 @@ JOBS, LEDGER = "REPRO_SWEEP_JOBS", "REPRO_SWEEP_LEDGER"
 
 
 class PlannedSweeper(BasicSweeper):
-    """Hydra's basic sweeper, but an empty plan is an error and the number of jobs is known to each job."""
+    """Hydra's basic sweeper, but an empty plan is an error and each job knows the plan and the ledger."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        assert self.config is not None
+        _open_ledger(under_root(self.config.paths.root, self.config.paths.runs) / ".sweeps")
+        return super().sweep(arguments)
 
     @staticmethod
     def split_arguments(overrides: list[Override], max_batch_size: int | None) -> Any:
@@ -48,9 +53,13 @@ class PlannedSweeper(BasicSweeper):
         return batches
 
 
+# At import, since a worker composes its config after importing the job and nothing else of ours.
+OmegaConf.register_new_resolver("workers", resources.workers, replace=True)
+OmegaConf.register_new_resolver("under_root", lambda root, path: str(under_root(root, path)), replace=True)
+
+
 def register() -> None:
-    """Make the sweeper known to Hydra (it looks plugins up by class), and ${workers:} to its configs."""
-    OmegaConf.register_new_resolver("workers", resources.workers, replace=True)
+    """Make the sweeper and our joblib defaults known to Hydra."""
     # Hydra accepts a plugin only from this package, and imports it by name: conf/hydra/sweeper/planned.yaml.
     PlannedSweeper.__module__ = PLUGIN_MODULE
     sys.modules[PLUGIN_MODULE] = sys.modules[__name__]
@@ -63,14 +72,12 @@ def register() -> None:
     )
 
 
-def open_ledger() -> Path:
-    """Name a new, empty ledger for this sweep and its workers (in the project, which workers share)."""
-    directory = project_root() / "runs" / ".sweeps"
+def _open_ledger(directory: Path) -> None:
+    """Name a new, empty ledger for this sweep and its workers (beside the runs, which workers share)."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"sweep-{socket.gethostname()}-{os.getpid()}.jsonl"
     path.write_text("")
     os.environ[LEDGER] = str(path)
-    return path
 
 
 def note(entry: dict[str, Any]) -> None:
@@ -80,17 +87,17 @@ def note(entry: dict[str, Any]) -> None:
             stream.write(json.dumps(entry) + "\n")
 
 
-def close_ledger(path: Path, report: bool = True) -> int:
-    """Print what became of the sweep; exit code 0 if every job ended in a result, 1 if one failed.
+def close_ledger(report: bool = True) -> int:
+    """Print what became of the sweep, if there was one; exit code 0 if every job ended in a result, else 1.
 
     report=False only tidies up, for a sweep that was refused or interrupted as a whole.
     """
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
-    planned = int(os.environ.get(JOBS, len(entries)))
-    path.unlink()
-    os.environ.pop(LEDGER, None)
-    os.environ.pop(JOBS, None)
-    if not report or (planned == 0 and not entries):
+    where, planned = os.environ.pop(LEDGER, None), int(os.environ.pop(JOBS, 0))
+    if where is None:
+        return 0
+    entries = [json.loads(line) for line in Path(where).read_text().splitlines()]
+    Path(where).unlink()
+    if not report:
         return 0
     counts: dict[str, int] = {}
     for entry in entries:
