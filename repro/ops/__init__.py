@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.ops import eager, reference
+from repro.ops import eager, reference, stats
 from repro.ops.precision import full_precision
-from repro.ops.reference import Stats, log_sigmoid, normalise_stats
+from repro.ops.reference import log_sigmoid
+from repro.ops.stats import Stats, normalise_stats
 
 __all__ = [
     "ACTS",
@@ -32,6 +33,7 @@ __all__ = [
     "score_source",
 ]
 
+#: Name (`runtime.backend`) -> module with `depth_mix`, `score_source` and `mix_scored`.
 BACKENDS: dict[str, ModuleType] = {"auto": eager, "eager": eager, "reference": reference}
 ACTS = ("softmax", "sigmoid", "sigmoid_normalized")
 
@@ -139,7 +141,9 @@ def attend_with_stats(
     _check_options(width, heads, eps)
     norm: dict[str, Any] = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
     with full_precision(first.device):
-        return module.attend_with_stats(sources, queries, key_weight=key_weight, **norm)
+        return stats.attend_with_stats(
+            module.score_source, module.mix_scored, sources, queries, key_weight=key_weight, **norm
+        )
 
 
 def merge_stats(a: Stats, b: Stats) -> Stats:
@@ -150,7 +154,7 @@ def merge_stats(a: Stats, b: Stats) -> Stats:
     for name, x, y in zip(Stats._fields, a, b, strict=True):
         if x.shape != y.shape:
             raise ValueError(f"statistics differ in the shape of {name}: {tuple(x.shape)}, {tuple(y.shape)}")
-    return reference.merge_stats(a, b)
+    return stats.merge_stats(a, b)
 
 
 def score_source(

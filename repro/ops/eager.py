@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from repro.ops.precision import full_precision
-from repro.ops.reference import Stats, compute_dtype, fold, split_heads, stats_layout
+from repro.ops.reference import compute_dtype, fold, split_heads
 
 
 def _spread(scalars: Tensor, width: int) -> Tensor:
@@ -286,23 +286,3 @@ def mix_scored(
 ) -> tuple[Tensor, Tensor]:
     """As `reference.mix_scored`."""
     return _Mix.apply(act, dtype, *sources, *logits)
-
-
-def attend_with_stats(
-    sources: Sequence[Tensor],
-    queries: Tensor,
-    *,
-    key_weight: Tensor | None,
-    key_norm: bool,
-    heads: int,
-    head_norm: bool,
-    eps: float,
-) -> Stats:
-    """As `reference.attend_with_stats`; only scalars are differentiated by autograd."""
-    folded = fold(queries, key_weight)
-    norm: dict[str, Any] = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
-    z = torch.stack([score_source(source, folded, **norm) for source in sources])  # [S, ..., Q, H]
-    m = z.amax(0)
-    e = torch.exp(z - m)
-    o, _ = mix_scored(sources, e.unbind(0), act="linear", dtype=None)
-    return stats_layout(o, m, e.sum(0))

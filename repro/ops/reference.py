@@ -1,30 +1,18 @@
-"""The definition of depth attention (Eqs. 2 to 6, Algorithm 1), plain and differentiated by autograd.
+"""The definition of depth attention (Eqs. 2 to 6), plain and differentiated by autograd.
 
 Slow and memory-hungry on purpose: in float64 this is the oracle that every other backend is held to.
-Letters: S sources, D width, H heads, Q queries of one call, R queries that score one source; "..." are any
+Letters: S sources, D width, H heads, Q queries that mix, R queries that score one source; "..." are any
 leading axes. Everything is computed in float32, or in the inputs' type where that is wider.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-
-class Stats(NamedTuple):
-    """What Algorithm 1 keeps of a set of sources: numerator, largest logit, scaled sum.
-
-    o: [Q, ..., D], sum of exp(logit - m) times the source.  m: [Q, H, ...], the largest logit.
-    l: [Q, H, ...], sum of exp(logit - m); at a zero query it is the number of sources.
-    """
-
-    o: Tensor
-    m: Tensor
-    l: Tensor
 
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
@@ -104,49 +92,6 @@ def mix_scored(
     mixed = (weights.unsqueeze(-1) * groups).sum(0).flatten(-2)
     lse = torch.logsumexp(z, 0) if act == "softmax" else torch.full_like(z[0], torch.inf)
     return mixed.to(dtype or wide), lse
-
-
-def attend_with_stats(
-    sources: Sequence[Tensor],
-    queries: Tensor,
-    *,
-    key_weight: Tensor | None,
-    key_norm: bool,
-    heads: int,
-    head_norm: bool,
-    eps: float,
-) -> Stats:
-    """Algorithm 1, line 3: Q queries over the same sources, kept as numerator, maximum and scaled sum."""
-    folded = fold(queries, key_weight)
-    norm: dict[str, Any] = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
-    z = torch.stack([score_source(source, folded, **norm) for source in sources])  # [S, ..., Q, H]
-    m = z.amax(0)
-    e = torch.exp(z - m)
-    o, _ = mix_scored(sources, e.unbind(0), act="linear", dtype=None)
-    return stats_layout(o, m, e.sum(0))
-
-
-def stats_layout(o: Tensor, m: Tensor, l: Tensor) -> Stats:
-    """[..., Q, D] and [..., Q, H] -> the public layout with queries and heads first."""
-    return Stats(o.movedim(-2, 0), m.movedim((-2, -1), (0, 1)), l.movedim((-2, -1), (0, 1)))
-
-
-def merge_stats(a: Stats, b: Stats) -> Stats:
-    """Exact online-softmax merge of two disjoint source sets (Algorithm 1, line 12)."""
-    m = torch.maximum(a.m, b.m)
-    scale_a, scale_b = torch.exp(a.m - m), torch.exp(b.m - m)
-    heads = m.shape[1]
-
-    def scaled(o: Tensor, scale: Tensor) -> Tensor:
-        return (split_heads(o, heads) * scale.movedim(1, -1).unsqueeze(-1)).flatten(-2)
-
-    o = scaled(a.o, scale_a) + scaled(b.o, scale_b)
-    return Stats(o, m, a.l * scale_a + b.l * scale_b)
-
-
-def normalise_stats(stats: Stats) -> Tensor:
-    """h = o / l, per head: [Q, ..., D]."""
-    return (split_heads(stats.o, stats.l.shape[1]) / stats.l.movedim(1, -1).unsqueeze(-1)).flatten(-2)
 
 
 def log_sigmoid(logits: Tensor) -> Tensor:
