@@ -19,12 +19,11 @@ from torch import Tensor
 
 from repro import ops
 from repro.depth.base import DepthMixer, tagged
-from repro.depth.boundaries import SourcePlan, ends_by_count, ends_by_size, is_whole
+from repro.depth.boundaries import is_whole, source_plan
 from repro.errors import ConfigError
 from repro.ops.precision import full_precision
 
 QUERIES = ("learned", "latest_source", "mixed_state")
-WINDOW_OUTPUTS = ("all", "window")
 #: Two-phase execution: reads that one pass over the history serves, at least (measured on CPU).
 READS_PER_GROUP = 8
 
@@ -50,7 +49,8 @@ class AttnRes(DepthMixer):
     heads: channel groups with weights of their own; head_norm: one key RMS per head, not over the width.
     act: softmax, sigmoid, sigmoid_normalized.  key_norm, key_gain: RMSNorm of the keys and its learnable
     gain (no gain without the norm).  query: `learned`; or projected, by a zero-initialised matrix per read,
-    from the RMS-normalised `latest_source` or `mixed_state` (what the previous sublayer read).
+    from the `latest_source` or the `mixed_state` (what the previous sublayer read).  query_norm: RMSNorm,
+    without gain, of that activation, so that logits do not follow its size; false projects it raw.
     """
 
     executions: tuple[str, ...] = ("two_phase", "score_on_write", "per_read")
@@ -71,34 +71,26 @@ class AttnRes(DepthMixer):
         key_norm: bool = True,
         key_gain: bool = True,
         query: str = "learned",
+        query_norm: bool = True,
         eps: float = 1e-8,
         execution: str = "auto",
         backend: str = "auto",
     ) -> None:
         super().__init__(num_sublayers, width, eps=eps, execution=execution, backend=backend)
-        if block_size is not None and num_blocks is not None:
-            raise ConfigError("arm.mixer.num_blocks", num_blocks, "null where block_size is set")
-        if num_blocks is not None:
-            ends = ends_by_count(num_sublayers, num_blocks)
-        else:
-            ends = ends_by_size(num_sublayers, 1 if block_size is None else block_size)
-        if window is not None and not is_whole(window, 1):
-            raise ConfigError("arm.mixer.window", window, "a whole number of sources, at least 1, or null")
-        if window is not None and len(ends) != num_sublayers:
-            raise ConfigError("arm.mixer.window", window, "null unless block_size is 1 (Full)")
+        self.plan = source_plan(num_sublayers, block_size, num_blocks, window, window_output)
         if not is_whole(heads, 1) or width % heads:
             raise ConfigError("arm.mixer.heads", heads, f"a divisor of the width, {width}")
         for key, value, allowed in (
-            ("arm.mixer.window_output", window_output, WINDOW_OUTPUTS),
             ("arm.mixer.act", act, ops.ACTS),
             ("arm.mixer.query", query, QUERIES),
             ("runtime.backend", backend, tuple(ops.BACKENDS)),
         ):
             if value not in allowed:
                 raise ConfigError(key, value, "one of " + ", ".join(allowed))
-        self.plan = SourcePlan(ends, window, window_output == "window")
-        self.heads, self.act, self.query = heads, act, query
-        self.key_norm, self.head_norm = key_norm, head_norm
+        self.heads, self.act, self.key_norm = heads, act, key_norm
+        self.query, self.query_norm = query, query_norm
+        self._mix_act = "sigmoid" if act == "sigmoid" else "softmax"
+        self._norm = dict[str, Any](key_norm=key_norm, heads=heads, head_norm=head_norm, eps=eps)
         self._choose_execution(execution)
 
         reads = num_sublayers + self.output_read
@@ -188,13 +180,14 @@ class AttnRes(DepthMixer):
         return mixed
 
     def _projected_query(self, state: AttnResState, l: int, latest: Tensor) -> Tensor:
-        """Query [B, T, D] from an activation, scaled to unit RMS so that logits do not follow its size."""
+        """Query [B, T, D] from an activation."""
         origin = latest if self.query == "latest_source" else state.mixed
         assert origin is not None
         with full_precision(origin.device):
             projection = state.projections[l]
             origin = origin.to(torch.promote_types(origin.dtype, projection.dtype))
-            origin = torch.nn.functional.rms_norm(origin, (self.width,), eps=self.eps)
+            if self.query_norm:
+                origin = torch.nn.functional.rms_norm(origin, (self.width,), eps=self.eps)
             return torch.nn.functional.linear(origin, projection.to(origin.dtype))
 
     def _only_source(self, l: int, source: Tensor) -> Tensor:
@@ -210,15 +203,6 @@ class AttnRes(DepthMixer):
         wide = torch.promote_types(self.queries.dtype, torch.float32)
         queries = self.queries.to(wide)
         return queries if self.key_gains is None else queries * self.key_gains.to(wide)
-
-    @property
-    def _norm(self) -> dict[str, Any]:
-        return {
-            "key_norm": self.key_norm,
-            "heads": self.heads,
-            "head_norm": self.head_norm,
-            "eps": self.eps,
-        }
 
     def _logits(self, source: Tensor, queries: Tensor) -> Tensor:
         """[..., R, H]; the normalised sigmoid is a softmax of log-sigmoids and needs no further case."""
@@ -247,10 +231,6 @@ class AttnRes(DepthMixer):
             mix, lse = ops.mix_scored(state.sources, logits, act=self._mix_act, backend=self.backend)
             mixed = mix.unbind(-2)
         return tuple(zip(mixed, lse.split(1, -2), strict=True))
-
-    @property
-    def _mix_act(self) -> str:
-        return "sigmoid" if self.act == "sigmoid" else "softmax"
 
     def _mix_ahead(self, state: AttnResState, l: int) -> Tensor:
         """Phase 2: merge what came after the history (everything, where a read is its own group)."""
@@ -302,6 +282,12 @@ class AttnRes(DepthMixer):
 
     def stream(self, state: AttnResState) -> Tensor | None:
         return state.sources[-1] if state.partial is None else state.partial
+
+    def parameters_without_gradient(self) -> set[str]:
+        """Row 0: the first read has one source, whose weight is one except under a raw sigmoid."""
+        if self.act == "sigmoid" or self.num_sources(0) > 1:
+            return set()
+        return {f"{name}[0]" for name, _ in self.named_parameters()}
 
     def flops_per_token(self) -> float:
         """Scores and weighted sums, 4 D per source of each read; 2 D per distinct key; block sums."""

@@ -108,7 +108,11 @@ class DepthMixer(nn.Module):
         return None
 
     def parameters_without_gradient(self) -> set[str]:
-        """Names (relative to this module) that provably get no gradient, e.g. a read of one source."""
+        """Rows whose gradient is exactly zero whatever the input, e.g. the query of a read of one source.
+
+        "queries[0]" is row 0 of parameter `queries` (names are relative to this module); a bare name is the
+        whole parameter. Not listed: what vanishes at the initial values only.
+        """
         return set()
 
     def flops_per_token(self) -> float:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from repro.errors import ConfigError
 
+WINDOW_OUTPUTS = ("all", "window")
+
 
 def is_whole(value: object, low: int, high: int | None = None) -> bool:
     """Whether a setting is an int (not a bool) from low to high."""
@@ -31,6 +33,29 @@ def ends_by_count(num_sublayers: int, num_blocks: int) -> tuple[int, ...]:
         allowed = f"a whole number from 1 to the number of sublayers, {num_sublayers}"
         raise ConfigError("arm.mixer.num_blocks", num_blocks, allowed)
     return tuple(round(k * num_sublayers / num_blocks) for k in range(1, num_blocks + 1))
+
+
+def source_plan(
+    num_sublayers: int,
+    block_size: int | None,
+    num_blocks: int | None,
+    window: int | None,
+    window_output: str,
+) -> SourcePlan:
+    """The plan of the options of `AttnRes`; ConfigError names the one that cannot be."""
+    if block_size is not None and num_blocks is not None:
+        raise ConfigError("arm.mixer.num_blocks", num_blocks, "null where block_size is set")
+    if num_blocks is not None:
+        ends = ends_by_count(num_sublayers, num_blocks)
+    else:
+        ends = ends_by_size(num_sublayers, 1 if block_size is None else block_size)
+    if window is not None and not is_whole(window, 1):
+        raise ConfigError("arm.mixer.window", window, "a whole number of sources, at least 1, or null")
+    if window is not None and len(ends) != num_sublayers:
+        raise ConfigError("arm.mixer.window", window, "null unless block_size is 1 (Full)")
+    if window_output not in WINDOW_OUTPUTS:
+        raise ConfigError("arm.mixer.window_output", window_output, "one of " + ", ".join(WINDOW_OUTPUTS))
+    return SourcePlan(ends, window, window_output == "window")
 
 
 @dataclass(frozen=True)

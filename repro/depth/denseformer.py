@@ -9,52 +9,38 @@ included; all ones at the start. At their initialisation both are PreNorm.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from repro.depth import scalar_mixing
-from repro.depth.base import DepthMixer, State, tagged
-from repro.depth.static import GROUP_SIZE
+from repro.depth.base import State
 from repro.errors import ConfigError
 
 
-class DenseFormer(DepthMixer):
+class DenseFormer(scalar_mixing.ScalarMixer):
     """Depth-weighted averages by raw scalars: d (d + 3) / 2 of them for d transformer blocks or sublayers.
 
     over: "blocks" or "sublayers" (see above). An odd last sublayer counts as a block of its own.
-    Executions as in `Static`.  Errors: ConfigError for `arm.mixer.over`.
+    Errors: ConfigError for `arm.mixer.over`.
     """
 
-    executions = ("two_phase", "per_read")
-    positions: Tensor
-
-    def __init__(
-        self,
-        num_sublayers: int,
-        width: int,
-        *,
-        eps: float = 1e-8,
-        execution: str = "auto",
-        backend: str = "auto",
-        over: str = "blocks",
-    ) -> None:
-        super().__init__(num_sublayers, width, eps=eps, execution=execution, backend=backend)
+    def __init__(self, num_sublayers: int, width: int, *, over: str = "blocks", **common: Any) -> None:
+        super().__init__(num_sublayers, width, **common)
         if over not in ("blocks", "sublayers"):
             raise ConfigError("arm.mixer.over", over, "must be blocks or sublayers")
         self.over = over
         #: sublayers from one weighted average to the next
         self.span = 2 if over == "blocks" else 1
         self.num_averages = -(-num_sublayers // self.span)
-        positions = scalar_mixing.triangle_positions(self.num_averages + 1)
-        self.register_buffer("positions", positions, persistent=False)
-        entries = positions[0] == positions[1] if over == "blocks" else torch.ones(positions.shape[1])
-        self.scalars = tagged(entries.to(torch.get_default_dtype()), "scalar")
+        self.add_scalars(
+            self.num_averages + 1,
+            lambda rows, columns: rows == columns if over == "blocks" else torch.ones(len(rows)),
+        )
 
     def begin(self, embedding: Tensor) -> State:
-        scalars = self.scalars.to(torch.promote_types(embedding.dtype, torch.float32))
-        matrix = scalar_mixing.triangle(scalars, self.positions, self.num_averages + 1, 0.0)
-        group_size = GROUP_SIZE if self.execution == "two_phase" else self.num_averages + 1
-        history = scalar_mixing.start(matrix, embedding, group_size)
+        history = self.start_history(embedding)
         return history, self._mixed(history, embedding)
 
     def read(self, state: State, l: int) -> tuple[Tensor, State]:
@@ -70,9 +56,6 @@ class DenseFormer(DepthMixer):
             return history, source
         history = scalar_mixing.append(history, source)
         return history, self._mixed(history, stream)
-
-    def finish(self, state: State) -> Tensor:
-        return self.read(state, self.num_sublayers)[0]
 
     @staticmethod
     def _mixed(history: scalar_mixing.History, like: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,14 +50,12 @@ class MHC(DepthMixer):
         num_sublayers: int,
         width: int,
         *,
-        eps: float = 1e-8,
-        execution: str = "auto",
-        backend: str = "auto",
         streams: int = 4,
         iterations: int = 20,
         init: str = "published",
+        **common: Any,
     ) -> None:
-        super().__init__(num_sublayers, width, eps=eps, execution=execution, backend=backend)
+        super().__init__(num_sublayers, width, **common)
         _check_count("arm.mixer.streams", streams)
         _check_count("arm.mixer.iterations", iterations)
         if init not in ("published", "prenorm"):

@@ -1,19 +1,24 @@
 """Mixing a growing list of sources by scalars that do not depend on the input.
 
-Shared by input-independent mixing (Table 4) and DenseFormer (Table 5): read r is sum_i W[r, i] v_i over the
-sources 0..r, where the triangle W is learned. Since W is known before the first source is written, the
-reads of a group need not be summed one by one: all that they take from earlier groups is one matrix
-product, and only the sources of the group itself are added read by read.
+What input-independent mixing (Table 4) and DenseFormer (Table 5) have in common: read r is
+sum_i W[r, i] v_i over the sources 0..r, where the triangle W is learned. Since W is known before the first
+source is written, the reads of a group need not be summed one by one: all that they take from earlier
+groups is one matrix product, and only the sources of the group itself are added read by read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from repro.depth.base import DepthMixer, State, tagged
 from repro.ops.precision import full_precision
+
+#: Sources per group of `two_phase`: near the square root of the usual L, where both phases cost the same.
+GROUP_SIZE = 8
 
 
 class History(NamedTuple):
@@ -87,6 +92,36 @@ def weights_of(history: History) -> Tensor:
     read = history.num_sources - 1
     row = history.weights[read, : read + 1]
     return row[:, None, None, None].expand(-1, 1, *history.recent[0].shape[:-1])
+
+
+class ScalarMixer(DepthMixer):
+    """Base of both schemes: R reads, R (R + 1) / 2 - 1 learned scalars.
+
+    Execution: "two_phase" (groups of reads share one matrix product, same numbers up to rounding) or
+    "per_read". A subclass calls `add_scalars` in its constructor and `start_history` in `begin`.
+    """
+
+    executions = ("two_phase", "per_read")
+    positions: Tensor
+
+    def add_scalars(self, num_reads: int, initial: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Create the scalars; `initial` gives their values from their rows and columns in W."""
+        positions = triangle_positions(num_reads)
+        self.num_reads = num_reads
+        self.register_buffer("positions", positions, persistent=False)
+        self.scalars = tagged(initial(*positions).to(torch.get_default_dtype()), "scalar")
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """W, [R, R]: row r weighs the sources of read r; zero above the diagonal."""
+        return triangle(self.scalars.to(dtype), self.positions, self.num_reads, 0.0)
+
+    def start_history(self, embedding: Tensor) -> History:
+        """The history before the first sublayer, in which the embedding is the only source."""
+        group_size = GROUP_SIZE if self.execution == "two_phase" else self.num_reads
+        return start(self.matrix(torch.promote_types(embedding.dtype, torch.float32)), embedding, group_size)
+
+    def finish(self, state: State) -> Tensor:
+        return self.read(state, self.num_sublayers)[0]
 
 
 class _WeightedSum(torch.autograd.Function):
