@@ -115,6 +115,36 @@ def test_the_id_changes_with(key: str, value: Any) -> None:
     assert run_id(changed(key, value)) != run_id(CONFIG)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.dataset", "/somewhere/books"),
+        ("data.dataset", "~/books/"),
+        ("data.dataset", "/"),
+        ("data.subsets", ["/a/b", {"train": "~me/c"}, "d/e"]),
+        ("data.sources_path", {"name": "a/b"}),
+        ("model.init.scheme", "/abs/scheme"),
+        ("data.path", "relative/books"),
+        ("data.token", "secret"),
+        ("semantics", None),
+        ("init_seed", None),
+    ],
+)
+def test_what_is_recorded_has_the_same_id(key: str, value: Any) -> None:
+    config = changed(key, value)
+    assert run_id(recorded(config)) == run_id(config)
+    assert recorded(recorded(config)) == recorded(config)
+
+
+def test_where_a_dataset_lies_is_no_identity_but_its_name_and_fingerprint_are() -> None:
+    here = changed("data.dataset", "/somewhere/books")
+    assert run_id(here) == run_id(changed("data.dataset", "~/elsewhere/books"))
+    assert run_id(here) != run_id(changed("data.dataset", "/somewhere/talks"))
+    assert identity(here)["data"] == {"name": "prose", "fingerprint": "f00d", "dataset": "books"}
+    with pytest.raises(ConfigError, match=r"data\.dataset"):
+        run_id(changed("data.dataset", "/${nowhere}/books"))
+
+
 def test_key_order_and_omegaconf_make_no_difference() -> None:
     def reversed_keys(value: Any) -> Any:
         if isinstance(value, dict):

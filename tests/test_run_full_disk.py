@@ -9,18 +9,10 @@ import pytest
 
 from repro.errors import DataError
 from repro.runs import Run, replace_atomically
-from tests.test_identity import CONFIG
+from tests.run_cases import names, opened_run
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run.open(CONFIG, tmp_path)
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
+run = opened_run
 
 
 def test_a_full_disk_leaves_the_earlier_file_and_no_temporary(run: Run) -> None:

@@ -8,22 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repro.runs import (
-    DamagedRecord,
-    Run,
-)
-from tests.test_identity import CONFIG
+from repro.runs import DamagedRecord, Run
+from tests.run_cases import opened_run
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run.open(CONFIG, tmp_path)
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
+run = opened_run
 
 
 def test_json_and_arrays_come_back(run: Run) -> None:

@@ -1,7 +1,6 @@
 """Rows of metrics and timings, and going back to how they were at a checkpoint."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,18 +8,9 @@ import pytest
 
 from repro.errors import DataError
 from repro.runs import DamagedRecord, Run, Status
-from tests.test_identity import CONFIG
+from tests.run_cases import names, opened_run
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run.open(CONFIG, tmp_path)
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
+run = opened_run
 
 
 def test_rows_come_back_as_they_were(run: Run) -> None:

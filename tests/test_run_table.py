@@ -28,7 +28,6 @@ def finish(run: Run, loss: float = 2.5) -> Run:
             "parameters": 1000,
             "mixer_parameters": 66,
             "flops_per_token": 6000.0,
-            "train_seconds": 3.5,
         },
     )
     run.append_metrics({"step": 1, "kind": "train", "loss": 3.0})
@@ -68,7 +67,6 @@ def test_a_finished_run_is_a_row(tmp_path: Path) -> None:
         "parameters": 1000,
         "mixer_parameters": 66,
         "flops_per_token": 6000.0,
-        "train_seconds": 3.5,
         "device": "cpu",
         "precision": "32-true",
         "compile": "False",

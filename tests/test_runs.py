@@ -8,23 +8,11 @@ import pytest
 import yaml
 
 from repro.errors import DataError
-from repro.runs import (
-    Run,
-    Status,
-    run_id,
-)
+from repro.runs import Run, Status, load_runs, run_id
+from tests.run_cases import names, opened_run
 from tests.test_identity import CONFIG, changed
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    return Run.open(CONFIG, tmp_path)
-
-
-def names(directory: Path) -> set[str]:
-    return {path.name for path in directory.iterdir()}
+run = opened_run
 
 
 def test_opening_makes_the_directory_once(tmp_path: Path) -> None:
@@ -37,6 +25,16 @@ def test_opening_makes_the_directory_once(tmp_path: Path) -> None:
     again = Run.open(changed("runtime.threads", 7), tmp_path)
     assert again.directory == run.directory
     assert run.config_path.read_bytes() == before
+
+
+@pytest.mark.parametrize("dataset", ["/somewhere/books", "~/books", "/somewhere/books/", "/", "~"])
+def test_a_run_of_a_local_dataset_is_found_again(tmp_path: Path, dataset: str) -> None:
+    """config.yaml keeps the last component of the place; the id must be that of what is kept."""
+    config = changed("data.dataset", dataset)
+    run = Run.open(config, tmp_path)
+    assert run_id(run.config) == run_id(config) == run.run_id
+    assert Run.open(config, tmp_path).directory == run.directory
+    assert load_runs(tmp_path)["problem"].tolist() == [None]
 
 
 def test_small_floats_survive_the_config_file(run: Run) -> None:
@@ -101,19 +99,6 @@ def test_status_moves_and_remembers_the_step(run: Run) -> None:
     with pytest.raises(ValueError, match="paused"):
         run.set_status("paused")
     assert run.status.state == "done"
-
-
-@pytest.mark.parametrize(
-    ("status", "now", "stale"),
-    [
-        (Status("running", 1, 1000.0), 1060.0, False),
-        (Status("running", 1, 1000.0), 1060.5, True),
-        (Status("done", 1, 1000.0), 9999.0, False),
-        (Status(), 9999.0, False),
-    ],
-)
-def test_stale_is_running_and_silent(status: Status, now: float, stale: bool) -> None:
-    assert status.is_stale(now, timeout=60.0) is stale
 
 
 @pytest.mark.parametrize(

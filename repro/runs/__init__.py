@@ -2,8 +2,10 @@
 
 from repro.runs.atomic import DamagedRecord, keep_aside, replace_atomically
 from repro.runs.identity import SEMANTICS, identity, run_directory, run_id
-from repro.runs.meta import command_line, git_state, host_description, library_versions
-from repro.runs.record import Run, RunBusy
+from repro.runs.lock import RunBusy
+from repro.runs.meta import command_line, git_state, host_description, library_versions, remember_command
+from repro.runs.places import project_root
+from repro.runs.record import Run
 from repro.runs.status import Status
 from repro.runs.table import (
     copy_records,
@@ -32,6 +34,8 @@ __all__ = [
     "load_runs",
     "load_timings",
     "load_val_losses",
+    "project_root",
+    "remember_command",
     "replace_atomically",
     "run_directory",
     "run_id",

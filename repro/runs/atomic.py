@@ -124,7 +124,7 @@ def remove_temporaries(directory: Path, older_than: float = 60.0) -> None:
 def not_written(path: Path, error: OSError) -> DataError:
     return DataError(
         f"{path}: cannot be written ({error.strerror or error}); the earlier record is intact, "
-        "free space or choose another paths.runs"
+        "free space or choose another place (paths.runs, --results)"
     )
 
 

@@ -52,8 +52,9 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The nodes of a resolved config that decide the numbers, as plain data.
 
     `init_seed` and `data_seed` that are absent or null mean `seed`; an absent `semantics` means the present
-    one. Left out: arm.label, arm.parent, secrets and every key that names a place on disk. Raises ConfigError
-    for a missing node, an unset value ("???") or an unresolved interpolation.
+    one. Left out: arm.label, arm.parent, secrets and every key that names a place on disk; of an absolute or
+    home path under any other key only the last component counts, as in `recorded`, so both have one identity.
+    Raises ConfigError for a missing node, an unset value ("???") or an unresolved interpolation.
     """
     config = _resolved(config)
     seed = config.get("seed")
@@ -141,7 +142,7 @@ def _canonical(where: str, value: Any) -> Any:
         return int(value)  # also -0.0
     if isinstance(value, str) and (value == "???" or re.search(r"\$\{[^}]*\}", value)):
         raise ConfigError(where, value, "must be set before a run can be named")
-    return value
+    return _without_places(value)
 
 
 def _without_places(value: Any, place: bool = False) -> Any:

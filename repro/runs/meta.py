@@ -1,6 +1,6 @@
 """What meta.json says of the machine and the code: enough to interpret a speed or a last digit, and no more.
 
-No host name, user name, path, environment variable or token is recorded.
+No host name, user name, path or token is recorded, and no environment variable but our own `COMMAND`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ PACKAGES = (
     "fla-core",
     "liger-kernel",
 )
+# Set by the process that started a sweep and inherited by its workers, whose own command says nothing.
+COMMAND = "REPRO_COMMAND"
 _PLACE = re.compile(r"(?<![\w.])[/~][^\s,=\]}'\"]*/[^\s,=\]}'\"]*")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -73,12 +75,17 @@ def git_state() -> dict[str, Any]:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """A command, by default the one that started this process, as it may be recorded.
+    """A command as it may be recorded: by default the remembered one, else the one that started this process.
 
     Of absolute and home paths only the last component is kept; logger settings and secrets are left out.
     """
-    words = sys.orig_argv if arguments is None else arguments
+    words = (os.environ.get(COMMAND, "").split() or sys.orig_argv) if arguments is None else arguments
     return " ".join(_PLACE.sub(_last_component, word) for word in words if not _is_private(word))
+
+
+def remember_command(arguments: Sequence[str] | None = None) -> None:
+    """Makes a command (by default the one that started this process) that of this process and its workers."""
+    os.environ[COMMAND] = command_line(sys.orig_argv if arguments is None else arguments)
 
 
 def _last_component(place: re.Match[str]) -> str:

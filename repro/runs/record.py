@@ -15,18 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from repro.errors import ConfigError, DataError
 from repro.runs import arrays as npz
 from repro.runs import atomic, jsonl, plain, reading
 from repro.runs.atomic import DamagedRecord, log
 from repro.runs.identity import identity, recorded, run_directory, run_id
+from repro.runs.lock import hold
 from repro.runs.status import Status
-
-
-class RunBusy(RuntimeError):
-    """Another process holds the run's lock; the text says where and how far it is."""
 
 
 class Run:
@@ -120,25 +115,9 @@ class Run:
         wait (None: for ever).  Raises RunBusy where it stays taken. The lock dies with its process.
         """
         self._make_directory()
-        held = FileLock(self.directory / "lock")
-        try:
-            held.acquire(blocking=False)
-        except Timeout:
-            status = self._peek()
-            if on_wait is not None:
-                on_wait(status)
-            try:
-                held.acquire(blocking=blocking, timeout=-1 if timeout is None else timeout)
-            except Timeout:
-                status = self._peek()
-                raise RunBusy(
-                    f"{self.directory}: another process trains this run ({status.state}, step {status.step})"
-                ) from None
-        try:
+        with hold(self.directory, self._peek, blocking, timeout, on_wait):
             atomic.remove_temporaries(self.directory)
             yield
-        finally:
-            held.release()
 
     # Rows
 

@@ -27,10 +27,6 @@ class Status:
         """Whether the run has a result (done or diverged) and is not trained again unless forced."""
         return self.state in ("done", "diverged")
 
-    def is_stale(self, now: float, timeout: float) -> bool:
-        """Whether a running run has been silent for more than `timeout` seconds."""
-        return self.state == "running" and now - self.heartbeat > timeout
-
     def as_plain(self) -> dict[str, Any]:
         """As a mapping, for status.json."""
         return asdict(self)

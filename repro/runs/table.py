@@ -47,7 +47,6 @@ COLUMNS = {
     "parameters": "Int64",
     "mixer_parameters": "Int64",
     "flops_per_token": "float64",
-    "train_seconds": "float64",
     "device": "str",
     "precision": "str",
     "compile": "str",
@@ -182,10 +181,7 @@ def _row(directory: Path, root: Path) -> dict[str, Any]:
         "data_seed": _first(config.get("data_seed"), config.get("seed")),
         "status": status.state,
         "step": _first(final.get("step"), status.step),
-        **{
-            key: final.get(key)
-            for key in ("tokens", "val_loss", "val_bpb", "diverged_at_step", "train_seconds")
-        },
+        **{key: final.get(key) for key in ("tokens", "val_loss", "val_bpb", "diverged_at_step")},
         **{key: recorded(key) for key in ("parameters", "mixer_parameters", "flops_per_token")},
         **{
             key: _first(meta.get(key), runtime.get(key))
