@@ -1,9 +1,16 @@
 """One thread per test process, set before torch starts: waiting OpenMP threads of two processes on two cores
-slow both down many times over, and results then depend on no thread count."""
+slow both down many times over, and results then depend on no thread count. In CI, hypothesis draws the same
+examples every time, so that a red run is about the change and can be repeated anywhere with CI=1."""
 
 from __future__ import annotations
 
 import os
 
+from hypothesis import settings
+
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
+
+settings.register_profile("ci", derandomize=True, deadline=None)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
