@@ -30,12 +30,17 @@ def error(value: Tensor, literal: Any, scale: float = 0.0) -> float:
     return difference / size if size > 0 else (0.0 if difference == 0 else float("inf"))
 
 
+#: Cases whose gradients of query and gain are the rest of a cancellation; see `cancelled_size`.
+CANCELLING = ("width_1", "sharp_query")
+
+
 def cancelled_size(case: dict[str, Any]) -> tuple[float, float]:
     """Size of the terms whose sum is the gradient of the query, and of the gain, from the literals alone.
 
-    These gradients are sum_i w_i (g.v_i - g.o) k_i: where keys or weights are nearly equal or one-hot, terms
-    of order one cancel down to nothing (width_1 to 1e-6, sharp_query to 1e-29), and no arithmetic keeps
-    digits of the rest. An error is then measured against the terms.
+    These gradients are sum_i w_i (g.v_i - g.o) k_i. In `width_1` all sources are negative, so a normed key is
+    -1 up to eps / v^2, and a constant key cancels, since the w_i (g.v_i - g.o) sum to zero: what is left is
+    of the size of eps, 1e-6. In `sharp_query` the weights are one-hot up to 1e-29, and so is the rest. No
+    arithmetic keeps digits of such a rest: its error is measured against the terms.
     """
     sources = torch.tensor(case["sources"], dtype=torch.float64)
     upstream, query, gain = (
