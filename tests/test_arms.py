@@ -23,6 +23,21 @@ TABLE_4 = {
     row["arm"]: row["row"]
     for row in csv.DictReader((ROOT / "experiments/published/table4_ablations.csv").read_text().splitlines())
 }
+#: The arm that each changes in one respect: Full and Block are ablated, the rest stands beside the baseline.
+PARENTS_OF_TABLE_4 = {
+    "prenorm": None,
+    "denseformer": "prenorm",
+    "mhc": "prenorm",
+    "full": "prenorm",
+    "full_input_query": "full",
+    "full_static": "full",
+    "full_sigmoid": "full",
+    "full_no_key_norm": "full",
+    "window_1p8": "full",
+    "block_s4": "prenorm",
+    "block_s4_h16": "block_s4",
+    "block_s4_no_key_norm": "block_s4",
+}
 NUM_SUBLAYERS, WIDTH = 32, 64
 
 
@@ -63,15 +78,12 @@ def test_an_arm_is_a_short_file_with_a_parent(name: str) -> None:
     assert config.name == name
     assert len((ROOT / "conf" / "arm" / f"{name}.yaml").read_text().splitlines()) <= 10
     assert set(config) == {"name", "label", "parent", "mixer"}
-    if name == "prenorm":
-        expected = {None}
-    elif name.startswith("control_"):
-        expected = {"full", "block_s4"}
-    elif name.startswith(("full_", "window_")):
-        expected = {"full"}
-    else:
-        expected = {"block_s4" if name.startswith("block_s4_") else "prenorm"}
-    assert config.parent in expected
+    assert config.parent in ARMS if name != "prenorm" else config.parent is None
+    assert config.parent != name
+
+
+def test_the_parents_of_table_4() -> None:
+    assert {name: load(name).parent for name in TABLE_4} == PARENTS_OF_TABLE_4
 
 
 def test_labels_are_distinct() -> None:
@@ -101,9 +113,7 @@ def test_parameters_are_tagged_and_never_matrices(name: str) -> None:
     for parameter in mixer.parameters():
         assert parameter.group in PARAMETER_GROUPS
         assert parameter.group != "matrix"  # a scheme's parameters are not decayed and never go to Muon
-    names = {key for key, _ in mixer.named_parameters()}
-    assert set(mixer.normal_init) <= names
-    assert mixer.parameters_without_gradient() <= names
+    assert set(mixer.normal_init) <= {key for key, _ in mixer.named_parameters()}
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -115,13 +125,45 @@ def test_shapes_can_be_built_without_memory(name: str) -> None:
     assert meta.flops_per_token() == build(name).flops_per_token() > 0
 
 
-@pytest.mark.parametrize("name", ARMS)
-def test_every_parameter_gets_a_gradient(name: str, toy: Toy) -> None:
-    mixer = randomise(build(name))
-    out = toy.run(mixer, eps=1e-8)
+def rows_without_gradient(mixer: DepthMixer, toy: Toy) -> set[str]:
+    """Rows whose gradient is exactly zero at random parameters, under a random loss."""
+    out = toy.run(randomise(mixer), eps=1e-8)
     (out * normal("loss", *out.shape)).sum().backward()
-    without = {key for key, p in mixer.named_parameters() if p.grad is None or not p.grad.any()}
-    assert without == mixer.parameters_without_gradient()
+    dead = set()
+    for key, parameter in mixer.named_parameters():
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert grad.isfinite().all()
+        dead |= {f"{key}[{i}]" for i, row in enumerate(grad) if not row.any()}
+    return dead
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_every_row_of_a_parameter_gets_a_gradient_unless_listed(name: str, toy: Toy) -> None:
+    mixer = build(name)
+    assert rows_without_gradient(mixer, toy) == mixer.parameters_without_gradient()
+
+
+@pytest.mark.parametrize("execution", ["per_read", "score_on_write", "two_phase"])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("full", {"queries[0]", "key_gains[0]"}),
+        ("block_s4", {"queries[0]", "key_gains[0]"}),
+        ("window_1p8", {"queries[0]", "key_gains[0]"}),
+        ("full_no_key_norm", {"queries[0]"}),
+        ("full_sigmoid_normalized", {"queries[0]", "key_gains[0]"}),
+        ("full_sigmoid", set()),  # a weight of its own, not one
+        ("control_zero_partial", set()),  # two sources at the first read
+        ("full_input_query", {"query_projections[0]", "key_gains[0]"}),
+        ("mhc", set()),
+        ("denseformer", set()),
+    ],
+)
+def test_which_rows_get_no_gradient(name: str, expected: set[str], execution: str, toy: Toy) -> None:
+    """The first sublayer reads the embedding alone: its query and gain learn nothing, all others do."""
+    mixer = build(name, execution=execution)
+    assert mixer.parameters_without_gradient() == expected
+    assert rows_without_gradient(mixer, toy) == expected
 
 
 @pytest.mark.parametrize("name", ARMS)
