@@ -21,6 +21,12 @@ def normal(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def sources_of(
+    num: int, *shape: int, dtype: torch.dtype = torch.float64, name: str = "source"
+) -> list[Tensor]:
+    return [normal(f"{name} {i}", *shape, dtype=dtype).requires_grad_() for i in range(num)]
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Constructors create their parameters in this dtype (converting later would round 1/3 to fp32 first)."""
@@ -47,6 +53,12 @@ def rms_norm(x: Tensor, eps: float) -> Tensor:
 def error(a: Tensor, b: Tensor) -> float:
     """max |a - b| / max |b|."""
     return ((a - b).abs().max() / b.abs().max()).item()
+
+
+def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """max |a - b| <= tolerance * max |b|."""
+    assert a.shape == b.shape
+    return bool((a - b).abs().max() <= tolerance * b.abs().max())
 
 
 class Toy:

@@ -1,0 +1,59 @@
+"""What a bad call of an operation says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from repro import ops
+
+X = torch.zeros(2, 4)
+Q = torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ops.depth_mix([], Q), "non-empty list"),
+        (lambda: ops.depth_mix(X, Q), "non-empty list"),
+        (lambda: ops.depth_mix([torch.tensor(1.0)], Q), r"\[..., D\]"),
+        (lambda: ops.depth_mix([X, torch.zeros(3, 4)], Q), "one shape"),
+        (lambda: ops.depth_mix([X, X.double()], Q), "one dtype"),
+        (lambda: ops.depth_mix([X.int()], Q), "floating point"),
+        (lambda: ops.depth_mix([X, X.to("meta")], Q), "one device"),
+        (lambda: ops.depth_mix([X], Q.to("meta")), "query is on meta"),
+        (lambda: ops.depth_mix([X], torch.zeros(5)), "query must have shape"),
+        (lambda: ops.depth_mix([X], Q.int()), "query must be floating point"),
+        (lambda: ops.depth_mix([X], Q, key_weight=torch.zeros(2, 4)), "key_weight must have shape"),
+        (lambda: ops.depth_mix([X], Q, heads=3), "heads must divide the width 4"),
+        (lambda: ops.depth_mix([X], Q, heads=0), "heads must divide the width 4"),
+        (lambda: ops.depth_mix([X], Q, act="relu"), "'relu' is not one of softmax"),
+        (lambda: ops.depth_mix([X], Q, eps=-1.0), "eps must be at least 0"),
+        (
+            lambda: ops.depth_mix([X], Q, backend="cuda"),
+            "backend 'cuda' is not one of auto, eager, reference",
+        ),
+        (lambda: ops.attend_with_stats([X], Q), "queries must have shape"),
+        (lambda: ops.attend_with_stats([X], Q[None], key_weight=Q), "key_weight must have shape"),
+        (lambda: ops.score_source(X, torch.zeros(2, 3)), "queries must have shape"),
+        (lambda: ops.mix_scored([X], []), "as many logits as sources"),
+        (lambda: ops.mix_scored([X], [torch.zeros(3, 1, 1)]), "equal leading axes"),
+        (lambda: ops.mix_scored([X], [torch.zeros(2, 1, 3)]), "heads must divide"),
+        (
+            lambda: ops.mix_scored([X], [torch.zeros(2, 1, 1)], act="relu"),
+            "not one of softmax, sigmoid, linear",
+        ),
+        (
+            lambda: ops.merge_stats(
+                ops.attend_with_stats([X], Q[None]), ops.attend_with_stats([X], torch.zeros(2, 4))
+            ),
+            "statistics differ in the shape of o",
+        ),
+    ],
+)
+def test_a_bad_call_says_why_in_one_line(call: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
