@@ -33,8 +33,8 @@ def build_trainer(
     torch.set_flush_denormal(True)
     strategy = config.trainer.strategy
     if strategy == "ddp_spawn":
-        # A read of one source gives its query no gradient, for which data-parallel training would wait.
-        unused = bool(mixer.parameters_without_gradient())
+        # Data-parallel training would wait for the gradient of a parameter that never gets one.
+        unused = any("[" not in name for name in mixer.parameters_without_gradient())
         strategy = DDPStrategy(start_method="spawn", find_unused_parameters=unused)
     return L.Trainer(
         accelerator=config.trainer.accelerator,
