@@ -32,7 +32,8 @@ def test_example_arm_is_a_valid_arm() -> None:
     assert block is not None
     arm = yaml.safe_load(block.group(1))
     assert set(arm) == set(yaml.safe_load((ROOT / "conf/arm/block_s4.yaml").read_text(encoding="utf-8")))
-    others = [p for p in (ROOT / "conf/arm").glob("*.yaml") if p.stem != arm["name"]]  # it may have been added
+    # A reader may have added it; it must not repeat an arm under another name.
+    others = [p for p in (ROOT / "conf/arm").glob("*.yaml") if p.stem != arm["name"]]
     mixers = [yaml.safe_load(p.read_text(encoding="utf-8"))["mixer"] for p in others]
     assert arm["mixer"] not in mixers, "the example must add an arm, not repeat one"
 
