@@ -320,9 +320,8 @@ def test_a_resumed_fit_goes_on_with_the_next_batch(shards: Shards, tmp_path: Pat
     assert first.seen + second.seen == whole.seen
 
 
-def test_val_loader_is_the_fixed_subset(shards: Shards) -> None:
-    data = TokenData(shards, context=4, batch_size=2, data_seed=0, subset_windows=2)
-    ((inputs, _, documents),) = list(data.val_dataloader())
+def test_a_limit_of_windows_is_the_fixed_subset(shards: Shards) -> None:
+    ((inputs, _, documents),) = list(ValidationWindows(shards, 4, 2, batch_size=2))
     assert inputs.tolist() == [[7, 3, 7, 4], [5, 7, 7, 7]]
     assert documents.tolist()[0] == [1, 1, 2, 2]
-    assert len(list(data.full_dataloader())) == 2
+    assert len(list(ValidationWindows(shards, 4, None, batch_size=2))) == 2

@@ -1,20 +1,23 @@
-"""The data side of a Lightning run: batches that follow the global step, and validation windows."""
+"""The data side of a Lightning run: training batches that follow the global step.
+
+Validation is not Lightning's: a run reads `repro.data.batches.ValidationWindows` at its snapshots.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import lightning
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from repro.data.batches import Batches, ValidationWindows
+from repro.data.batches import Batches
 from repro.data.shards import Shards
 from repro.errors import ConfigError
 
 
 class TokenData(lightning.LightningDataModule):
-    """Training and validation data of opened shards.
+    """Training data of opened shards.
 
     Optimiser step k consumes batch k [B, T]: rank r of `world` takes rows r::world, and gradient
     accumulation takes its share of those in turn, so neither the number of processes nor ``accumulate``
@@ -32,14 +35,11 @@ class TokenData(lightning.LightningDataModule):
         batch_size: int,
         data_seed: int,
         accumulate: int = 1,
-        subset_windows: int | None = None,
-        val_batch_size: int | None = None,
         pin_memory: bool = False,
     ) -> None:
         super().__init__()
         self.shards, self.context, self.accumulate = shards, context, accumulate
         self.batches = Batches(shards, context, batch_size, data_seed)
-        self.subset_windows, self.val_batch_size = subset_windows, val_batch_size or batch_size
         self.pin_memory = pin_memory
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
@@ -52,31 +52,7 @@ class TokenData(lightning.LightningDataModule):
                 f"a multiple of processes x runtime.accumulate = {trainer.world_size} x {self.accumulate}"
             )
             raise ConfigError("budget.batch_size", self.batches.batch_size, allowed)
-        return self._loader(_FromGlobalStep(self, trainer))
-
-    def val_dataloader(self) -> DataLoader[tuple[Tensor, Tensor, Tensor]]:
-        """The fixed subset, for snapshots."""
-        return self._loader(_Stream(self.subset()))
-
-    def full_dataloader(self) -> DataLoader[tuple[Tensor, Tensor, Tensor]]:
-        """The whole validation set, for the end of a run."""
-        return self._loader(_Stream(self.full()))
-
-    def subset(self) -> ValidationWindows:
-        """The fixed subset as windows (its counts serve to reduce the sums)."""
-        return self._windows(self.subset_windows)
-
-    def full(self) -> ValidationWindows:
-        """The whole validation set as windows."""
-        return self._windows(None)
-
-    def _windows(self, limit: int | None) -> ValidationWindows:
-        rank, world = (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-        return ValidationWindows(
-            self.shards, self.context, limit, batch_size=self.val_batch_size, rank=rank, world=world
-        )
-
-    def _loader(self, dataset: IterableDataset[tuple[Tensor, ...]]) -> DataLoader:
+        dataset = _FromGlobalStep(self, trainer)
         return DataLoader(dataset, batch_size=None, num_workers=0, pin_memory=self.pin_memory)
 
 
@@ -95,13 +71,3 @@ class _FromGlobalStep(IterableDataset[tuple[Tensor, ...]]):
             for part in range(data.accumulate):
                 yield own_inputs[part :: data.accumulate], own_targets[part :: data.accumulate]
             k += 1
-
-
-class _Stream(IterableDataset[tuple[Tensor, ...]]):
-    """An iterable that Lightning does not shard again: the windows already take this rank's share."""
-
-    def __init__(self, windows: Iterable[tuple[Tensor, ...]]) -> None:
-        self._windows = windows
-
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        return iter(self._windows)

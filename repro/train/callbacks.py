@@ -101,7 +101,8 @@ class Recorder(L.Callback):
             self._save(trainer)
         if stop:
             raise SIGTERMException
-        if step in self.snapshots and trainer.is_global_zero:
+        # Beside the snapshots, the last step too: Fig. 5 (b) and (c) show the end of training.
+        if (step in self.snapshots or step == self.total - 1) and trainer.is_global_zero:
             self._dynamics = DynamicsRecorder(pl_module.decoder.num_sublayers)
             pl_module.observer = self._dynamics.observe
 
@@ -154,6 +155,7 @@ class Recorder(L.Callback):
                 "step": step,
                 "seconds": self.clock.seconds(),
                 "tokens_per_second": self._tokens_per_second(step),
+                "flops_per_second": self._tokens_per_second(step) * module.decoder.flops_per_token(),
                 "peak_memory_bytes": peak_memory_bytes(),
             }
         )
@@ -174,7 +176,9 @@ class Recorder(L.Callback):
         self.mirror(row)
         if arrays := recorder.arrays():
             self.run.append_snapshot("depth_weights.npz", step, fixed=recorder.labels(), **arrays)
-        self.clock.paused += time.perf_counter() - before
+        pause = time.perf_counter() - before
+        self.clock.paused += pause
+        self._rate = (self._rate[0] + pause, self._rate[1])  # a rate is that of training alone
 
     def _checkpoint_is_due(self, trainer: L.Trainer) -> bool:
         due = time.monotonic() - self._saved_at >= self.checkpoint_seconds

@@ -73,7 +73,6 @@ class Contestant:
         self._wait()
         return time.perf_counter() - started
 
-
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

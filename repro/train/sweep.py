@@ -88,8 +88,9 @@ def note(entry: dict[str, Any]) -> None:
 
 
 def close_ledger(report: bool = True) -> int:
-    """Print what became of the sweep, if there was one; exit code 0 if every job ended in a result, else 1.
+    """Print what became of the sweep, if there was one, and return its exit code.
 
+    0 if every job ended in a result, 1 if one failed, 2 if all were refused (nothing can come of repeating).
     report=False only tidies up, for a sweep that was refused or interrupted as a whole.
     """
     where, planned = os.environ.pop(LEDGER, None), int(os.environ.pop(JOBS, 0))
@@ -107,11 +108,16 @@ def close_ledger(report: bool = True) -> int:
         flush=True,
     )
     bad = [entry for entry in entries if entry["status"] in ("failed", "refused")]
+    by_reason: dict[str, list[str]] = {}
     for entry in bad:
-        print(f"{entry['status']}: {entry['name']}: {entry['message']}", flush=True)
+        by_reason.setdefault(f"{entry['status']}: {{}}: {entry['message']}", []).append(entry["name"])
+    for line, names in by_reason.items():
+        print(line.replace("{}", ", ".join(names), 1), flush=True)
     if lost := planned - len(entries):
         print(
             f"failed: {lost} runs ended without a word (killed?); start the same command again to go on",
             flush=True,
         )
+    if entries and all(entry["status"] == "refused" for entry in entries):
+        return 2
     return 1 if bad or lost else 0
