@@ -1,9 +1,8 @@
 """Table 4 and Fig. 6 as numbers: a row per arm, its paired differences to PreNorm and to its parent arm.
 
-A difference is taken over the seeds that both arms finished, and only between runs that share seed, data
-order, initialisation and data; two runs that do not are an error, not a row. Diverged, failed and missing
-arms stay in the table as such. Rendering is elsewhere (``analysis.ablation_view``, ``analysis.forest``,
-``analysis.block_size``).
+A difference is taken over the seeds that both arms finished: between runs that share seed, initialisation
+seed and data seed. Diverged, failed and missing arms stay in the table as such. Rendering is elsewhere
+(``analysis.ablation_view``, ``analysis.forest``, ``analysis.block_size``).
 """
 
 from __future__ import annotations
@@ -18,19 +17,25 @@ import numpy as np
 
 from analysis.selection import RunRow
 from analysis.stats import Interval, document_interval, point, seed_interval, verdict
+from analysis.step_time import StepTime
 from repro.errors import DataError
 
 BASELINE = "prenorm"
+PAPER_SUBLAYERS = 32  # L of the paper's ablation model: one block of S = 32 is all of it (Fig. 6)
 
 
 @dataclass(frozen=True)
 class ArmSpec:
-    """A row of the paper: name in ``conf/arm``, text of the row, arm it is compared with, paper's loss."""
+    """A row of the paper: name in ``conf/arm``, text of the row, arm it is compared with, paper's loss.
+
+    block_size: S in sublayers, where the row is about blocks.
+    """
 
     name: str
     label: str
     parent: str | None
     paper_loss: float
+    block_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,6 @@ class Contrast:
     ours: Interval | None
     paper: float
     verdict: str | None
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Training step relative to PreNorm's, interleaved: median, 95 % interval; the median in milliseconds."""
-
-    ratio: float
-    low: float
-    high: float
-    milliseconds: float
 
 
 @dataclass(frozen=True)
@@ -70,9 +65,9 @@ class ArmRow:
         return tuple(run for run in self.runs if run.status == "done")
 
     @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seeds of the finished runs."""
-        return tuple(run.seed for run in self.done)
+    def seeds(self) -> tuple[str, ...]:
+        """Seeds of the finished runs, as ``RunRow.seed_label``."""
+        return tuple(run.seed_label for run in self.done)
 
     @property
     def loss(self) -> float | None:
@@ -98,11 +93,15 @@ class ArmRow:
 
 @dataclass(frozen=True)
 class AblationTable:
-    """All rows at one scale, in the paper's order; ``notes`` are the lines that these runs call for."""
+    """All rows at one scale, in the paper's order; ``notes`` are the lines that these runs call for.
+
+    num_sublayers: L of the models, None where no run says.
+    """
 
     scale: str
     rows: tuple[ArmRow, ...]
     notes: tuple[str, ...] = ()
+    num_sublayers: int | None = None
 
     @property
     def run_ids(self) -> list[str]:
@@ -126,7 +125,8 @@ class AblationTable:
 
 def published_table(specs: Sequence[ArmSpec]) -> AblationTable:
     """The paper's rows alone."""
-    return _with_contrasts("published", [ArmRow(spec, "published", (), None, None) for spec in specs], ())
+    rows = [ArmRow(spec, "published", (), None, None) for spec in specs]
+    return AblationTable("published", _with_contrasts(rows), num_sublayers=PAPER_SUBLAYERS)
 
 
 def ablation_table(
@@ -136,20 +136,21 @@ def ablation_table(
     step_times: Mapping[str, StepTime],
     notes: Sequence[str] = (),
 ) -> AblationTable:
-    """The rows at a trained scale; ``runs`` are one per arm and seed (``analysis.selection`` sees to it)."""
+    """The rows at a trained scale; ``runs`` are one per arm and seeds (``analysis.selection`` sees to it)."""
     rows = []
     for spec in specs:
-        own = tuple(sorted((r for r in runs if r.arm == spec.name), key=lambda r: r.seed))
+        own = tuple(sorted((r for r in runs if r.arm == spec.name), key=lambda r: r.seeds))
         rows.append(ArmRow(spec, _status(own), own, None, None, step_times.get(spec.name)))
-    table = _with_contrasts(scale, rows, ())
-    return AblationTable(scale, table.rows, (*_run_notes(table.rows), *notes))
+    depths = {run.num_sublayers for run in runs}
+    depth = depths.pop() if len(depths) == 1 else None
+    return AblationTable(scale, _with_contrasts(rows), (*_run_notes(rows), *notes), depth)
 
 
 def compare(row: ArmRow, reference: ArmRow) -> Contrast:
     """One contrast over the seeds that both finished: t over two or more, documents for one, else None."""
     paper = round(row.spec.paper_loss - reference.spec.paper_loss, 4)
-    other = {run.seed: run for run in reference.done}
-    pairs = [(run, other[run.seed]) for run in row.done if run.seed in other]
+    other = {run.seeds: run for run in reference.done}
+    pairs = [(run, other[run.seeds]) for run in row.done if run.seeds in other]
     for a, b in pairs:
         _require_pair(a, b)
     if not pairs:
@@ -161,28 +162,13 @@ def compare(row: ArmRow, reference: ArmRow) -> Contrast:
     return Contrast(reference.spec.name, ours, paper, verdict(ours, paper))
 
 
-def read_step_times(path: Path) -> dict[str, StepTime]:
-    """``step_time.csv`` (arm, ratio_median, ratio_low, ratio_high, ms_median); empty if not measured."""
-    if not path.exists():
-        return {}
-    try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        columns = ("ratio_median", "ratio_low", "ratio_high", "ms_median")
-        return {row["arm"]: StepTime(*(float(row[c]) for c in columns)) for row in rows}
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path}: not a table of step times ({error!r}); remove it and measure again"
-        ) from None
-
-
 def read_published(path: Path) -> list[dict[str, str]]:
     """A csv of ``experiments/published`` as rows of text."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def _with_contrasts(scale: str, rows: Sequence[ArmRow], notes: tuple[str, ...]) -> AblationTable:
+def _with_contrasts(rows: Sequence[ArmRow]) -> tuple[ArmRow, ...]:
     by_name = {row.spec.name: row for row in rows}
     full = []
     for row in rows:
@@ -190,7 +176,7 @@ def _with_contrasts(scale: str, rows: Sequence[ArmRow], notes: tuple[str, ...]) 
         to_prenorm = compare(row, by_name[BASELINE]) if parent and BASELINE in by_name else None
         to_parent = compare(row, by_name[parent]) if parent in by_name and parent != BASELINE else None
         full.append(ArmRow(row.spec, row.status, row.runs, to_prenorm, to_parent, row.step_time))
-    return AblationTable(scale, tuple(full), notes)
+    return tuple(full)
 
 
 def _status(runs: Sequence[RunRow]) -> str:
@@ -226,13 +212,11 @@ def _over_documents(a: RunRow, b: RunRow) -> Interval:
 
 
 def _require_pair(a: RunRow, b: RunRow) -> None:
-    for name in ("seed", "data_seed", "init_seed", "fingerprint"):
-        x, y = getattr(a, name), getattr(b, name)
-        if x != y:
-            raise DataError(
-                f"runs {a.run_id} ({a.arm}) and {b.run_id} ({b.arm}) are no pair: {name} is {x} and {y}; "
-                "train both arms in one experiment"
-            )
+    if a.fingerprint != b.fingerprint:
+        raise DataError(
+            f"runs {a.run_id} ({a.arm}) and {b.run_id} ({b.arm}) are no pair: data.fingerprint is "
+            f"{a.fingerprint} and {b.fingerprint}; train both arms in one experiment"
+        )
 
 
 def _run_notes(rows: Sequence[ArmRow]) -> list[str]:
@@ -241,7 +225,9 @@ def _run_notes(rows: Sequence[ArmRow]) -> list[str]:
         for run in row.runs:
             if run.status != "done" and row.done:
                 what = _diverged(run) if run.status == "diverged" else run.status
-                notes.append(f"{row.spec.label}: seed {run.seed} {what}; it is in no number of its row.")
+                notes.append(
+                    f"{row.spec.label}: seed {run.seed_label} {what}; it is in no number of its row."
+                )
     done = [run for row in rows for run in row.done]
     for name in ("device", "precision", "compile"):
         values = sorted({str(getattr(run, name)) for run in done})
@@ -253,6 +239,13 @@ def _run_notes(rows: Sequence[ArmRow]) -> list[str]:
     counts = {row.seeds for row in rows if row.done}
     if len(counts) > 1:
         notes.append("Arms have different seeds; a difference is taken over the seeds that both arms have.")
+    seeds = {run.seeds for run in done}
+    for place, name in ((1, "init_seed"), (2, "data_seed")):
+        count = len({triple[place] for triple in seeds})
+        if count < len(seeds):
+            spread = f"{count} value{'s' * (count > 1)} in {len(seeds)} seeds"
+            lack = "understate" if count > 1 else "leave out"
+            notes.append(f"{name} takes {spread}: intervals over seeds {lack} its spread.")
     return notes
 
 

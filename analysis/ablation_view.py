@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
-from analysis.ablation import AblationTable, ArmRow, Contrast
-from analysis.stats import DRAWS, LEVEL, MIN_SEEDS, VERDICT_RULE, Interval
+from analysis.ablation import PAPER_SUBLAYERS, AblationTable, ArmRow, Contrast
+from analysis.stats import DRAWS, LEVEL, VERDICT_RULE, Interval
+from analysis.step_time import how_measured
 from analysis.tables import EMPTY, Column, Table
 
 DAGGER = "†"
-ContrastCheck = Callable[[AblationTable], tuple[bool | None, str]]
 
 
-def tables(table: AblationTable, title: str, *, wide: bool) -> list[Table]:
+def tables(table: AblationTable, title: str, *, experiment: str, wide: bool) -> list[Table]:
     """The rows against PreNorm and, below, those whose parent is another arm against that parent.
 
+    experiment: the one whose step times to measure, should there be none.
     wide: with standard deviation and parameters (files); without, the first table fits a terminal.
     """
     if table.scale == "published":
@@ -32,7 +32,7 @@ def tables(table: AblationTable, title: str, *, wide: bool) -> list[Table]:
     ]
     columns += [Column("verdict", "verdict", numeric=False)]
     columns += [Column("paper_loss", "paper loss")] if wide else []
-    main = Table(title, columns, [_main_cells(row, mark) for row in table.rows], _notes(table))
+    main = Table(title, columns, [_main_cells(row, mark) for row in table.rows], _notes(table, experiment))
     rows = [_parent_cells(table, row, mark) for row in table.rows if row.to_parent]
     if not rows:
         return [main]
@@ -49,7 +49,18 @@ def tables(table: AblationTable, title: str, *, wide: bool) -> list[Table]:
 
 def records(table: AblationTable) -> list[dict[str, object]]:
     """One csv record per row, every digit kept; seeds and run ids are separated by spaces."""
-    return [_record(row) for row in table.rows]
+    return [_record(row, table.num_sublayers) for row in table.rows]
+
+
+def num_blocks(block_size: int, num_sublayers: int) -> int:
+    """N: blocks of S sublayers over L; the last one is smaller where S does not divide L."""
+    return -(-num_sublayers // block_size)
+
+
+def transformer_blocks(block_size: int) -> str:
+    """A block size in transformer blocks, as text (two sublayers each)."""
+    number = f"{block_size / 2:g}"
+    return f"{number} transformer block" + ("" if number == "1" else "s")
 
 
 def _published(table: AblationTable, title: str) -> Table:
@@ -63,15 +74,15 @@ def _published(table: AblationTable, title: str) -> Table:
     rows = []
     for row in table.rows:
         cells = {"label": row.spec.label, "paper_loss": f"{row.spec.paper_loss:.3f}"}
-        cells["paper"] = _signed(row.to_prenorm.paper) if row.to_prenorm else EMPTY
+        cells["paper"] = signed(row.to_prenorm.paper) if row.to_prenorm else EMPTY
         if row.to_parent:
-            cells |= {"parent": _label(table, row.to_parent), "parent_paper": _signed(row.to_parent.paper)}
+            cells |= {"parent": _label(table, row.to_parent), "parent_paper": signed(row.to_parent.paper)}
         rows.append(cells)
     note = (
         "Scale: published. The paper's numbers (arXiv:2603.15031v1), validation loss in nats per token, "
         "printed to 0.001; one run per row, no seeds and no intervals, so no verdict."
     )
-    return Table(title, columns, rows, [note])
+    return Table(title, columns, rows, [note, *_block_note(table)])
 
 
 def _main_cells(row: ArmRow, mark: bool) -> dict[str, str]:
@@ -100,18 +111,20 @@ def _parent_cells(table: AblationTable, row: ArmRow, mark: bool) -> dict[str, st
 def _contrast_cells(contrast: Contrast | None, mark: bool) -> dict[str, str]:
     if contrast is None:
         return {}
-    cells = {"paper": _signed(contrast.paper), "verdict": contrast.verdict or EMPTY}
+    cells = {"paper": signed(contrast.paper), "verdict": contrast.verdict or EMPTY}
     if contrast.ours:
         cells["difference"] = _interval(contrast.ours, mark)
     return cells
 
 
-def _record(row: ArmRow) -> dict[str, object]:
-    step = row.step_time
+def _record(row: ArmRow, num_sublayers: int | None) -> dict[str, object]:
+    step, size = row.step_time, row.spec.block_size
     record: dict[str, object] = {
         "arm": row.spec.name,
         "row": row.spec.label,
         "parent": row.spec.parent,
+        "block_size": size,
+        "num_blocks": num_blocks(size, num_sublayers) if size and num_sublayers else None,
         "status": row.status,
         "seeds": " ".join(map(str, row.seeds)),
         "loss": row.loss,
@@ -119,8 +132,8 @@ def _record(row: ArmRow) -> dict[str, object]:
         "bits_per_byte": row.bits_per_byte,
         "parameters": row.parameters,
         "step_time_ratio": step.ratio if step else None,
-        "step_time_ratio_low": step.low if step else None,
-        "step_time_ratio_high": step.high if step else None,
+        "step_time_ratio_lower_quartile": step.lower_quartile if step else None,
+        "step_time_ratio_upper_quartile": step.upper_quartile if step else None,
         "paper_loss": row.spec.paper_loss,
     }
     for name, contrast in (("prenorm", row.to_prenorm), ("parent", row.to_parent or row.to_prenorm)):
@@ -139,8 +152,9 @@ def _record(row: ArmRow) -> dict[str, object]:
     return record
 
 
-def _notes(table: AblationTable) -> list[str]:
-    seeds = ", ".join(map(str, sorted({seed for row in table.rows for seed in row.seeds})))
+def _notes(table: AblationTable, experiment: str) -> list[str]:
+    labels = dict(sorted((run.seeds, run.seed_label) for row in table.rows for run in row.done))
+    seeds = ", ".join(labels.values())
     plural = "s" if "," in seeds else ""
     trained = f"seed{plural} {seeds} (n: how many an arm finished)" if seeds else "no finished run"
     notes = [
@@ -164,14 +178,30 @@ def _notes(table: AblationTable) -> list[str]:
         notes.append(
             "Differences without an interval: per-document losses are not recorded, or there is one document."
         )
-    if any(row.step_time for row in table.rows):
-        notes.append(
-            "step ×: time of a training step relative to PreNorm, measured interleaved in one process."
-        )
+    if times := [row.step_time for row in table.rows if row.step_time]:
+        notes.append(how_measured(times))
     else:
-        command = f"python -m repro.train.step_time experiment=table4 scale={table.scale}"
+        command = f"python -m repro.train.step_time experiment={experiment} scale={table.scale}"
         notes.append(f"step × is not measured at this scale: {command}")
-    return [*notes, VERDICT_RULE, *table.notes]
+    return [*notes, VERDICT_RULE, *_block_note(table), *table.notes]
+
+
+def _block_note(table: AblationTable) -> list[str]:
+    """Each block size above one sublayer in both units, with N at this L."""
+    sizes = sorted({row.spec.block_size or 1 for row in table.rows} - {1}, reverse=True)
+    if not sizes:
+        return []
+    depth = table.num_sublayers
+    parts = []
+    for size in sizes:
+        part = f"S={size} is {transformer_blocks(size)}"
+        if depth:
+            count, rest = num_blocks(size, depth), depth % size
+            part += f", N={count}" + (f" (the last of {rest} sublayers)" if rest and count > 1 else "")
+        parts.append(part)
+    at = f" at L={depth} sublayers" if depth else " in sublayers"
+    at += f" (the paper: L={PAPER_SUBLAYERS})" if depth not in (None, PAPER_SUBLAYERS) else ""
+    return [f"Block size S and number of blocks N{at}: {'; '.join(parts)}."]
 
 
 def _marks_documents(table: AblationTable) -> bool:
@@ -183,44 +213,27 @@ def _label(table: AblationTable, contrast: Contrast) -> str:
 
 
 def _interval(interval: Interval, mark: bool) -> str:
-    text = _signed(interval.estimate)
-    if math.isfinite(interval.low):
-        text += f" [{_signed(interval.low)}, {_signed(interval.high)}]"
-    return text + (DAGGER if mark and interval.kind == "documents" else "")
+    return interval_text(interval) + (DAGGER if mark and interval.kind == "documents" else "")
 
 
-def _signed(value: float) -> str:
-    text = f"{value:+.3f}"
-    return text.replace("+0.000", "0.000").replace("-0.000", "0.000")
+def interval_text(interval: Interval) -> str:
+    """``-0.013 [-0.017, -0.009]``, with more digits where an end that is not zero would read as zero."""
+    if not math.isfinite(interval.low):
+        return signed(interval.estimate)
+    ends = [end for end in (interval.low, interval.high) if end != 0]
+    digits = next((n for n in range(3, 9) if all(round(end, n) != 0 for end in ends)), 9)
+    low, high = (
+        signed(end, digits) if end == 0 or round(end, digits) else f"{end:+.0e}"
+        for end in (interval.low, interval.high)
+    )
+    return f"{signed(interval.estimate, digits)} [{low}, {high}]"
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """A difference with its sign; none for what rounds to zero."""
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else text[1:]
 
 
 def _number(value: float | int | None, form: str) -> str:
     return EMPTY if value is None else format(value, form)
-
-
-def better(arm: str, reference: str) -> ContrastCheck:
-    """A check that ``arm`` has the lower loss: by our verdict, or by the sign of the paper's difference."""
-    return _contrast_check(arm, reference, sign=-1)
-
-
-def worse(arm: str, reference: str) -> ContrastCheck:
-    """A check that ``arm`` has the higher loss, else as ``better``."""
-    return _contrast_check(arm, reference, sign=1)
-
-
-def _contrast_check(arm: str, reference: str, sign: int) -> ContrastCheck:
-    def test(table: AblationTable) -> tuple[bool | None, str]:
-        contrast = table.contrast(arm, reference)
-        if table.scale == "published":
-            return contrast.paper * sign > 0, _signed(contrast.paper)
-        if contrast.ours is None:
-            return None, "no finished pair of runs"
-        evidence = f"{_interval(contrast.ours, False)}, paper {_signed(contrast.paper)}"
-        if contrast.verdict is None:
-            return None, f"{evidence}, no verdict under {MIN_SEEDS} seeds"
-        if contrast.verdict == "underpowered":
-            return None, f"{evidence}, underpowered"
-        side = contrast.ours.estimate * sign > 0
-        return side and contrast.verdict != "no difference", f"{evidence}, {contrast.verdict}"
-
-    return test

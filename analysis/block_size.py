@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from analysis import style
 from analysis.ablation import BASELINE, AblationTable
+from analysis.ablation_view import num_blocks, transformer_blocks
 
 FULL = "full"
 
@@ -23,13 +24,13 @@ def block_size_figure(
     sizes: block size in sublayers of each arm on the curve; 1 is Full AttnRes.
     """
     with style.styled():
-        figure, panels = style.new_figure(10.0 if ours else 5.6, 4.4, 2 if ours else 1)
+        figure, panels = style.new_figure(10.0 if ours else 5.6, 4.8, 2 if ours else 1)
         losses = {row.spec.name: row.spec.paper_loss for row in published.rows}
-        _panel(panels[0], losses, sizes, style.PAPER, "D")
+        _panel(panels[0], losses, sizes, style.PAPER, "D", published.num_sublayers)
         panels[0].set_title("Paper (436M activated parameters, one run per point)", fontsize=10)
         if ours:
             means = {row.spec.name: row.loss for row in ours.rows if row.loss is not None}
-            _panel(panels[1], means, sizes, style.OURS, "o")
+            _panel(panels[1], means, sizes, style.OURS, "o", ours.num_sublayers)
             _intervals(panels[1], ours, sizes)
             _absent(panels[1], ours, sizes)
             panels[1].set_title(f"Ours (scale {ours.scale}, {_seeds(ours)})", fontsize=10)
@@ -44,7 +45,12 @@ def block_size_figure(
 
 
 def _panel(
-    axes: Axes, losses: Mapping[str, float], sizes: Mapping[str, int], color: str, marker: str
+    axes: Axes,
+    losses: Mapping[str, float],
+    sizes: Mapping[str, int],
+    color: str,
+    marker: str,
+    num_sublayers: int | None,
 ) -> None:
     heights = [losses.get(arm, math.nan) for arm in sizes]  # NaN leaves a gap where an arm has no result
     who = "paper" if marker == "D" else "ours"
@@ -62,12 +68,19 @@ def _panel(
             axes.axhline(losses[arm], ls=line, color=shade, label=label, zorder=1)
     axes.set_xscale("log", base=2)
     ticks = sorted(sizes.values())
-    axes.set_xticks(ticks, [f"{s}\n(Full)" if s == 1 else str(s) for s in ticks])
+    axes.set_xticks(ticks, [_tick(size, num_sublayers) for size in ticks])
     axes.minorticks_off()
     axes.set_xlim(max(ticks) * 1.25, min(ticks) / 1.25)
     axes.margins(y=0.1)
-    axes.set_xlabel("block size S (sublayers; two per transformer block)")
+    units = "block size S in sublayers; the same in transformer blocks"
+    depth = f";\nnumber of blocks N at L = {num_sublayers} sublayers" if num_sublayers else ""
+    axes.set_xlabel(units + depth)
     axes.set_ylabel("validation loss (nats per token)")
+
+
+def _tick(size: int, num_sublayers: int | None) -> str:
+    lines = [f"{size} (Full)" if size == 1 else str(size), f"{size / 2:g}"]
+    return "\n".join(lines + ([f"N = {num_blocks(size, num_sublayers)}"] if num_sublayers else []))
 
 
 def _intervals(axes: Axes, table: AblationTable, sizes: Mapping[str, int]) -> None:
@@ -95,7 +108,7 @@ def _absent(axes: Axes, table: AblationTable, sizes: Mapping[str, int]) -> None:
     for row in table.rows:
         size = sizes.get(row.spec.name)
         if size and row.status != "done":
-            text = f"S = {size}: {row.status}"
+            text = f"S = {size} ({transformer_blocks(size)}): {row.status}"
             place: Any = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
             axes.text(
                 size, 0.04, text, rotation=90, style="italic", fontsize=9, backgroundcolor="white", **place

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from analysis import style, tables
-from repro.errors import DataError
+from repro.runs.atomic import write_bytes
 from repro.runs.meta import git_state
 
 
@@ -24,7 +24,8 @@ def write_item(
 ) -> list[Path]:
     """Write ``<directory>/<name>.{csv,md,tex,svg,png,provenance.json}`` and return the paths.
 
-    A ``DataError`` where the directory cannot be written.
+    Each file is its earlier version or the new one, never a part.  A ``DataError`` where the directory cannot
+    be written.
     """
     stem = directory / name
     forms = {
@@ -33,13 +34,7 @@ def write_item(
         ".tex": tables.to_tex(text),
         ".provenance.json": json.dumps({**provenance, "git": git_state()}, indent=2) + "\n",
     }
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        paths = []
-        for suffix, content in forms.items():
-            path = directory / (name + suffix)
-            path.write_text(content, encoding="utf-8")
-            paths.append(path)
-        return [*paths[:3], *style.save(figure, stem), paths[3]]
-    except OSError as error:
-        raise DataError(f"{stem}: cannot be written ({error.strerror}); choose another --results") from None
+    paths = [
+        write_bytes(directory / (name + suffix), content.encode("utf-8")) for suffix, content in forms.items()
+    ]
+    return [*paths[:3], *style.save(figure, stem), paths[3]]

@@ -1,4 +1,4 @@
-"""Which runs stand behind a table: one per arm and seed, all trained under one setting.
+"""Which runs stand behind a table: one per arm and seeds, all trained under one setting.
 
 A *setting* is everything in a run's identity but the arm and the seeds. A scale may hold several (a sweep of
 learning rates, another corpus, an older ``semantics``); a table uses one and says what it left out.
@@ -48,6 +48,27 @@ class RunRow:
     compile: str | None
     config: Mapping[str, Any]
 
+    @property
+    def seeds(self) -> tuple[int, int, int]:
+        """Seed, initialisation seed and data seed: what two runs must share to be a pair."""
+        return self.seed, self.init_seed, self.data_seed
+
+    @property
+    def seed_label(self) -> str:
+        """The seed, and in brackets those that were set apart from it; without spaces or commas."""
+        apart = [
+            f"{name}={value}"
+            for name, value in (("init_seed", self.init_seed), ("data_seed", self.data_seed))
+            if value != self.seed
+        ]
+        return f"{self.seed}" + (f"({';'.join(apart)})" if apart else "")
+
+    @property
+    def num_sublayers(self) -> int | None:
+        """L, two per transformer block; None where the config does not say."""
+        blocks = (self.config.get("model") or {}).get("num_transformer_blocks")
+        return 2 * blocks if isinstance(blocks, int) else None
+
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The part of the config that decides the numbers."""
@@ -68,13 +89,18 @@ class RunRow:
         return load_val_losses(self.directory) if (self.directory / "val_losses.npz").exists() else None
 
 
-def load(root: Path, scale: str, arms: Sequence[str]) -> tuple[list[RunRow], list[str]]:
-    """The runs of some arms under ``root`` at one scale; notes name those whose records cannot be used."""
+def load(
+    root: Path, scale: str, arms: Sequence[str], *, committed: Path | None = None
+) -> tuple[list[RunRow], list[str]]:
+    """The runs of some arms under ``root`` at one scale; notes name those whose records cannot be used.
+
+    committed: a second root, from which come the runs that the first one does not have.
+    """
     runs, notes = [], []
-    if not root.is_dir():
-        return [], []
-    for row in load_runs(root, scale).to_dict("records"):
-        if row["arm"] not in arms:
+    known: set[str] = set()
+    roots = [place for place in (root, committed) if place is not None and place.is_dir()]
+    for row in (row for place in roots for row in load_runs(place, scale).to_dict("records")):
+        if row["arm"] not in arms or row["run_id"] in known:
             continue
         problem = row["problem"]
         if not problem and row["status"] == "done" and not math.isfinite(row["val_loss"]):
@@ -82,6 +108,7 @@ def load(root: Path, scale: str, arms: Sequence[str]) -> tuple[list[RunRow], lis
         if problem:
             notes.append(f"{row['arm']}: run {row['run_id']} left out ({problem}).")
             continue
+        known.add(row["run_id"])
         runs.append(_run_row(row))
     return runs, notes
 
@@ -106,7 +133,7 @@ def _run_row(row: Mapping[Hashable, Any]) -> RunRow:
 
 
 def select(runs: Sequence[RunRow], scale: str, setting: str | None = None) -> tuple[list[RunRow], list[str]]:
-    """One run per arm and seed under one setting, and a note on each kind of run left out.
+    """One run per arm and seeds under one setting, and a note on each kind of run left out.
 
     setting: prefix of a setting id. Without it: the newest semantics, then the setting with most arms, then
     the one closest to ``conf/scale/<scale>.yaml``, then the one with most runs; a ``DataError`` where that
@@ -122,10 +149,11 @@ def select(runs: Sequence[RunRow], scale: str, setting: str | None = None) -> tu
         keys = ", ".join(_differing(groups.values()))
         notes.append(f"Setting {chosen}; {others} runs of other settings left out (they differ in {keys}).")
     kept: list[RunRow] = []
-    by_cell: dict[tuple[str, int], list[RunRow]] = {}
+    by_cell: dict[tuple[str, tuple[int, int, int]], list[RunRow]] = {}
     for run in groups[chosen]:
-        by_cell.setdefault((run.arm, run.seed), []).append(run)
-    for (arm, seed), cell in by_cell.items():
+        by_cell.setdefault((run.arm, run.seeds), []).append(run)
+    for (arm, _), cell in by_cell.items():
+        seed = cell[0].seed_label
         best = _closest_to_arm(cell)
         if len(best) > 1:
             ids = ", ".join(run.run_id for run in best)

@@ -25,13 +25,16 @@ from scipy.special import stdtrit
 LEVEL = 0.95
 MARGIN = 0.005  # nats per token; a smaller difference counts as none
 MIN_SEEDS = 3
+PAPER_ROUNDING = 0.001  # nats: two losses printed to 0.001 differ by up to this much where they are equal
 DRAWS = 5000
 BOOTSTRAP_SEED = 2603
 
 VERDICT_RULE = (
     "Verdict on a contrast: agrees (95 % interval excludes zero on the paper's side), differs (excludes zero "
     f"on the other), no difference (interval within ±{MARGIN} nats), else underpowered; "
-    f"none under {MIN_SEEDS} seeds."
+    f"none under {MIN_SEEDS} seeds. A paper's difference of up to ±{PAPER_ROUNDING} may be the rounding of "
+    "its two numbers and counts as zero, which has no side: what excludes zero and is not within "
+    f"±{MARGIN} then differs."
 )
 
 
@@ -48,11 +51,6 @@ class Interval:
     high: float
     kind: str
     n: int
-
-    @property
-    def num_seeds(self) -> int:
-        """Paired seeds behind the estimate."""
-        return self.n if self.kind == "seeds" else 1
 
 
 def point(estimate: float) -> Interval:
@@ -116,14 +114,15 @@ def verdict(
 ) -> str | None:
     """What our interval says about the paper's difference, by ``VERDICT_RULE``; None if it may say nothing.
 
-    paper: the paper's difference, same contrast and unit. Where it is exactly zero there is no side to agree
-    with: an interval within the margin is then ``no difference``, one that excludes zero beyond it
-    ``differs``.
+    paper: the paper's difference, same contrast and unit. Where it is within ``PAPER_ROUNDING`` there is no
+    side to agree with: an interval within the margin is then ``no difference``, one that excludes zero beyond
+    it ``differs``.
     """
     if interval.kind != "seeds" or interval.n < min_seeds:
         return None
     within = -margin <= interval.low and interval.high <= margin
     excludes_zero = interval.low > 0 or interval.high < 0
-    if excludes_zero and not (paper == 0 and within):
-        return "agrees" if paper * interval.estimate > 0 else "differs"
+    side = 0.0 if abs(paper) <= PAPER_ROUNDING + 1e-9 else paper
+    if excludes_zero and not (side == 0 and within):
+        return "agrees" if side * interval.estimate > 0 else "differs"
     return "no difference" if within else "underpowered"

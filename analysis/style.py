@@ -15,6 +15,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from repro.runs.atomic import replace_atomically
+
 # Okabe and Ito's palette: distinguishable under the common colour-vision deficiencies and in grey.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY = (
     "#0072B2",
@@ -68,10 +70,10 @@ def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, l
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``<stem>.svg`` and ``<stem>.png`` without a date in them, close the figure, return the paths."""
+    """Write ``<stem>.svg`` and ``<stem>.png`` atomically and without a date, close the figure; the paths."""
     paths = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
     with matplotlib.rc_context(_STYLE):  # the hash salt is read when the file is written
-        figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1])
+        replace_atomically(paths[0], lambda path: figure.savefig(path, metadata={"Date": None}))
+        replace_atomically(paths[1], figure.savefig)
     plt.close(figure)
     return paths

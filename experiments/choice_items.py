@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis import choices
-from analysis.selection import CONF, load
+from analysis.selection import CONF
 from experiments.item import PaperItem, Rendered, Source
 from repro.errors import DataError
 
@@ -16,15 +16,12 @@ def choice_item(
     """An item that renders the runs of ``conf/experiment/<name>.yaml`` as a grid over the swept keys."""
 
     def render(source: Source) -> Rendered:
-        runs, _ = load(source.runs / source.scale, source.scale, arms)
-        archived, _ = load(source.results / source.scale / "runs", source.scale, arms)
-        known = {run.run_id for run in runs}
-        data = choices.choices(
-            source.scale, [*runs, *(run for run in archived if run.run_id not in known)], keys, arms
-        )
+        runs, _ = source.load(name, arms)
+        data = choices.choices(source.scale, runs, keys, arms)
         if not data.values:
             raise DataError(
-                f"no runs of {name} at scale {source.scale}: make {name} SCALE={source.scale} trains them"
+                f"no finished runs of {name} at scale {source.scale}: "
+                f"make {name} SCALE={source.scale} trains them"
             )
         text = [choices.table(data, title)]
         return Rendered(choices.records(data), text, text, choices.figure(data), data.runs, data)

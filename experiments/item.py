@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.ablation import StepTime, read_step_times
 from analysis.selection import RunRow, load, select
+from analysis.step_time import StepTime, read_step_times
 from analysis.tables import Table
 from repro.errors import DataError
+from repro.runs.places import project_root, shown
 
 PUBLISHED = "published"
 PUBLISHED_FILES = Path(__file__).resolve().parent / "published"
@@ -22,14 +23,14 @@ PUBLISHED_FILES = Path(__file__).resolve().parent / "published"
 class Source:
     """Where an item's numbers come from: the paper (``published``) or the runs of one scale.
 
-    runs: root of the run directories; results: root of the committed results, whose ``<scale>/runs`` stands
-    in for ``runs`` where that has none of this scale. setting: prefix of the setting id, where several were
-    trained.
+    runs: root of the run directories; results: root of the committed results, whose ``<scale>/runs`` adds the
+    runs that are not in ``runs``; both lie in the project unless given. setting: prefix of the setting id,
+    where several were trained.
     """
 
     scale: str
-    runs: Path = Path("runs")
-    results: Path = Path("results")
+    runs: Path = field(default_factory=lambda: project_root() / "runs")
+    results: Path = field(default_factory=lambda: project_root() / "results")
     setting: str | None = None
 
     @property
@@ -37,17 +38,23 @@ class Source:
         """Whether only the paper's numbers are asked for."""
         return self.scale == PUBLISHED
 
-    def load(self, item: PaperItem) -> tuple[list[RunRow], list[str]]:
-        """The item's runs, one per arm and seed, and notes on what was left out; ``DataError`` if none."""
-        found, problems = load(self.runs / self.scale, self.scale, item.arms)
-        if not found:
-            archived, more = load(self.results / self.scale / "runs", self.scale, item.arms)
-            found, problems = archived, problems + more
+    def load(self, name: str, arms: Sequence[str]) -> tuple[list[RunRow], list[str]]:
+        """All runs of the arms of item ``name``, local ones before committed ones of the same id.
+
+        The notes name runs that cannot be used.  A ``DataError`` if there is none.
+        """
+        runs, committed = self.runs / self.scale, self.results / self.scale / "runs"
+        found, problems = load(runs, self.scale, arms, committed=committed)
         if not found:
             raise DataError(
-                f"no runs of {item.name} at scale {self.scale} in {self.runs / self.scale} or "
-                f"{self.results / self.scale / 'runs'}: make {item.name} SCALE={self.scale} trains them"
+                f"no runs of {name} at scale {self.scale} in {shown(runs)} or {shown(committed)}: "
+                f"make {name} SCALE={self.scale} trains them"
             )
+        return found, problems
+
+    def select(self, name: str, arms: Sequence[str]) -> tuple[list[RunRow], list[str]]:
+        """Of ``load`` one run per arm and seeds under one setting, and notes on what was left out."""
+        found, problems = self.load(name, arms)
         chosen, notes = select(found, self.scale, self.setting)
         return chosen, problems + notes
 

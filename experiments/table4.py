@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from analysis.ablation import AblationTable, ArmSpec, ablation_table, published_table, read_published
-from analysis.ablation_view import better, records, tables, worse
+from matplotlib.figure import Figure
+
+from analysis.ablation import AblationTable, ArmSpec, read_published
+from analysis.checks import better, not_better, worse
 from analysis.forest import forest
-from experiments.item import PUBLISHED_FILES, Check, PaperItem, Rendered, Source
+from experiments.ablation_items import ablation_item
+from experiments.item import PUBLISHED_FILES, Check
 
 # Arm -> the arm it changes in one respect (`arm.parent`), in the paper's row order.
 PARENTS = {
@@ -22,6 +25,8 @@ PARENTS = {
     "block_s4_h16": "block_s4",
     "block_s4_no_key_norm": "block_s4",
 }
+# Sublayers; the paper's row texts say it for the first only.
+BLOCK_SIZES = {"block_s4": 4, "block_s4_h16": 4, "block_s4_no_key_norm": 4}
 TITLE = "Table 4. Ablations"
 
 
@@ -29,32 +34,17 @@ def specs() -> tuple[ArmSpec, ...]:
     """The rows with the paper's text and loss."""
     rows = {row["arm"]: row for row in read_published(PUBLISHED_FILES / "table4_ablations.csv")}
     return tuple(
-        ArmSpec(arm, rows[arm]["row"], parent, float(rows[arm]["loss"])) for arm, parent in PARENTS.items()
+        ArmSpec(arm, rows[arm]["row"], parent, float(rows[arm]["loss"]), BLOCK_SIZES.get(arm))
+        for arm, parent in PARENTS.items()
     )
 
 
-def table(source: Source) -> AblationTable:
-    """All rows from one source."""
-    if source.is_published:
-        return published_table(specs())
-    runs, notes = source.load(ITEM)
-    return ablation_table(source.scale, specs(), runs, source.step_times(), notes)
+def figure(data: AblationTable) -> Figure:
+    """The forest plot."""
+    return forest(data, TITLE)
 
 
-def render(source: Source) -> Rendered:
-    """Table and forest plot."""
-    data = table(source)
-    return Rendered(
-        records=records(data),
-        text=tables(data, TITLE, wide=True),
-        terminal=tables(data, TITLE, wide=False),
-        figure=forest(data, TITLE),
-        runs=[run for row in data.rows for run in row.runs],
-        data=data,
-    )
-
-
-ITEM = PaperItem(
+ITEM = ablation_item(
     name="table4",
     title=TITLE,
     claim=(
@@ -62,9 +52,9 @@ ITEM = PaperItem(
         "depend on the input, softmax competition, the key norm and reach over all depths each matter, "
         "several heads do not help."
     ),
-    experiment="table4",
     arms=tuple(PARENTS),
-    render=render,
+    specs=specs,
+    figure=figure,
     checks=(
         Check("Full AttnRes is better than PreNorm.", better("full", "prenorm")),
         Check("Block AttnRes (S=4) is better than PreNorm.", better("block_s4", "prenorm")),
@@ -77,6 +67,7 @@ ITEM = PaperItem(
         Check("A window of the last 8 sources is worse than Full.", worse("window_1p8", "full")),
         Check("Sixteen heads are worse than one.", worse("block_s4_h16", "block_s4")),
         Check("mHC is better than PreNorm.", better("mhc", "prenorm")),
+        Check("DenseFormer does not improve on PreNorm.", not_better("denseformer", "prenorm")),
     ),
     order=4,
 )

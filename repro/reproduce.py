@@ -24,6 +24,7 @@ from analysis.tables import to_text
 from experiments.item import PUBLISHED, PaperItem, Rendered, Source
 from experiments.items import ITEMS, find
 from repro.errors import ConfigError, DataError
+from repro.runs.places import project_root, shown
 from repro.runs.reading import read_json
 from repro.runs.table import copy_records
 
@@ -64,8 +65,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("item", nargs="+" if many else 1, help=", ".join(ITEMS))
             command.add_argument("--scale", help="published, or a scale that was trained", default=None)
             command.add_argument("--setting", help="setting id, where a scale holds several", default=None)
-        command.add_argument("--runs", type=Path, default=Path("runs"))
-        command.add_argument("--results", type=Path, default=Path("results"))
+        for folder in ("runs", "results"):
+            place = project_root() / folder
+            command.add_argument(f"--{folder}", type=Path, default=place, help=f"default: {shown(place)}")
     return parser
 
 
@@ -105,12 +107,7 @@ def _render(args: argparse.Namespace) -> None:
             provenance=provenance,
         )
         _print(item, rendered)
-        print(
-            "Written: "
-            + ", ".join(map(str, paths[:1]))
-            + " and "
-            + ", ".join(path.name for path in paths[1:])
-        )
+        print("Written: " + shown(paths[0]) + " and " + ", ".join(path.name for path in paths[1:]))
         print(
             f"Where a number comes from: python -m repro.reproduce why {item.name} --scale {source.scale}\n"
         )
@@ -131,7 +128,7 @@ def _why(args: argparse.Namespace) -> None:
     provenance = Path(f"{stem}.provenance.json")
     if provenance.exists():
         known = json.loads(provenance.read_text(encoding="utf-8"))
-        print(f"rendered: {stem}.csv, .md, .tex, .svg, .png  by: {known.get('command')}")
+        print(f"rendered: {shown(stem)}.csv, .md, .tex, .svg, .png  by: {known.get('command')}")
         git = known.get("git") or {}
         print(f"source tree: {git.get('sha')}" + (" with local changes" if git.get("dirty") else ""))
         if known.get("run_ids") != [run.run_id for run in rendered.runs]:
@@ -148,9 +145,9 @@ def _why(args: argparse.Namespace) -> None:
         runs = [run for run in rendered.runs if run.arm == arm]
         for run in runs:
             loss = f"val loss {run.val_loss:.4f}" if run.status == "done" else "no result"
-            print(f"  run {run.run_id}  seed {run.seed}  {run.status}  {loss}")
-            print(f"    records     {run.directory}")
-            print(f"    config      {run.directory / 'config.yaml'}")
+            print(f"  run {run.run_id}  seed {run.seed_label}  {run.status}  {loss}")
+            print(f"    records     {shown(run.directory)}")
+            print(f"    config      {shown(run.directory / 'config.yaml')}")
             print(f"    trained by  {_recorded_command(run.directory)}")
             print(f"    again       {_command(run, source.scale)}")
         if not runs:
@@ -179,11 +176,11 @@ def _archive(args: argparse.Namespace) -> None:
     source = _source(args, item, required=True)
     if source.is_published:
         raise ConfigError("--scale", source.scale, "published has no runs to archive")
-    runs, _ = source.load(item)
+    runs = item.render(source).runs
     target = source.results / source.scale / "runs"
     for run in runs:
         copy_records(run.directory, target)
-    print(f"{len(runs)} runs of {item.name} in {target}")
+    print(f"{len(runs)} runs of {item.name} in {shown(target)}")
 
 
 def _source(args: argparse.Namespace, item: PaperItem, *, required: bool) -> Source:

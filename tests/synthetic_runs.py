@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.ablation import AblationTable, ArmSpec, StepTime, ablation_table
+from analysis.ablation import AblationTable, ArmSpec, ablation_table
 from analysis.selection import load, select
+from analysis.step_time import StepTime
 from repro.runs.arrays import write_npz
 from repro.runs.identity import run_directory
 from repro.runs.plain import encode

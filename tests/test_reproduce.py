@@ -5,13 +5,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from experiments import table4
 from experiments.item import Source
 from experiments.items import ITEMS
-from repro.reproduce import main
+from repro.reproduce import _parser, main
 from tests.synthetic_runs import write_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -111,6 +113,69 @@ def test_committed_records_stand_in_for_runs(tmp_path: Path, capsys: pytest.Capt
     assert str(archived) in capsys.readouterr().out
 
 
+def test_committed_records_and_runs_of_this_machine_are_one_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A single local run hides nothing that is committed; of one id the local records are read."""
+    directories = quick_runs(tmp_path)
+    assert run(tmp_path, "archive", "table4", "--scale", "quick") == 0
+    (tmp_path / "runs").rename(tmp_path / "gone")
+    write_run(tmp_path / "runs", "mhc", 1, [4.0] * 3)
+    again = write_run(tmp_path / "runs", "prenorm", 1, [4.5] * 3)
+    assert again.name == directories["prenorm"].name
+    source = Source("quick", tmp_path / "runs", tmp_path / "results")
+    found, notes = source.load("table4", table4.ITEM.arms)
+    assert notes == []
+    assert {(r.arm, r.run_id) for r in found} == {
+        *((arm, directory.name) for arm, directory in directories.items()),
+        ("mhc", next((tmp_path / "runs/quick/mhc").iterdir()).name),
+    }
+    data = table4.ITEM.render(source).data
+    assert data.row("prenorm").loss == pytest.approx(4.5)  # committed: 4.6
+    assert data.row("full").loss == pytest.approx(4.56)  # committed only: (400 + 1470 + 410) / 500
+    assert data.row("mhc").loss == pytest.approx(4.0)
+    lr = ITEMS["lr"].render(source)
+    assert [row["prenorm_loss"] for row in lr.records] == [pytest.approx(4.5)]
+    (again / "final.json").write_text("{")  # a damaged local run: the committed one stands in, and it is said
+    found, notes = source.load("table4", table4.ITEM.arms)
+    assert [r.val_loss for r in found if r.arm == "prenorm"] == [pytest.approx(4.6)]
+    assert len(notes) == 1
+
+
+def test_a_sweep_over_settings_is_archived_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for lr in (0.001, 0.002):
+        write_run(tmp_path / "runs", "prenorm", 1, [4.0] * 3, optim={"lr": lr})
+    assert run(tmp_path, "archive", "lr", "--scale", "quick") == 0
+    assert len(list((tmp_path / "results/quick/runs/prenorm").iterdir())) == 2
+
+
+def test_runs_and_results_are_those_of_the_project_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs", "results"):
+        assert getattr(_parser().parse_args(["list"]), folder) == ROOT / folder
+        assert getattr(Source("quick"), folder) == ROOT / folder
+    assert main(["render", "table4", "--scale", "published", "--results", str(tmp_path / "out")]) == 0
+    assert "Written: out/published/table4.csv and table4.md" in capsys.readouterr().out
+
+
+def test_a_rendering_that_cannot_be_finished_leaves_the_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(tmp_path, "render", "table4", "--scale", "published") == 0
+    folder = tmp_path / "results/published"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def half(self: Figure, path: Path, **options: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", half)
+    assert run(tmp_path, "render", "table4", "--scale", "published") == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_show_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick_runs(tmp_path)
     assert run(tmp_path, "show", "table4", "--scale", "quick") == 0
@@ -179,7 +244,7 @@ sys.exit(main(["render", "table4", "--scale", "published", "--results", {str(tmp
 
 def test_the_picture_shows_every_row() -> None:
     """All labels and losses of the forest plot are inside the canvas and not on one another."""
-    rendered = table4.render(Source("published"))
+    rendered = table4.ITEM.render(Source("published"))
     figure = rendered.figure
     figure.canvas.draw()
     axes = figure.axes[0]

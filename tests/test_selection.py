@@ -43,6 +43,16 @@ def test_settings_that_cannot_be_ranked_must_be_chosen(tmp_path: Path) -> None:
         select(runs, "quick", setting="zz")
 
 
+def test_seeds_set_apart_are_runs_of_their_own(tmp_path: Path) -> None:
+    for init_seed, data_seed in ((1, 1), (2, 1), (1, 2)):
+        write_run(tmp_path, "full", 1, [4.0] * 3, init_seed=init_seed, data_seed=data_seed)
+    runs, _ = load(tmp_path / "quick", "quick", ARMS)
+    chosen, notes = select(runs, "quick")
+    assert {run.seeds for run in chosen} == {(1, 1, 1), (1, 2, 1), (1, 1, 2)}
+    assert {run.seed_label for run in chosen} == {"1", "1(init_seed=2)", "1(data_seed=2)"}
+    assert notes == []
+
+
 def test_newer_semantics_win(tmp_path: Path) -> None:
     three_seeds(tmp_path)
     write_run(tmp_path, "prenorm", 1, [3.0] * 3, semantics=2)

@@ -122,6 +122,15 @@ def test_document_interval_refuses(a: list[float], b: list[float], tokens: list[
         (seeds(-0.001, 0.030), -0.020, "underpowered"),
         (seeds(0.001, 0.004), 0.0, "no difference"),
         (seeds(0.010, 0.030), 0.0, "differs"),
+        # A paper's difference of up to 0.001 is within the rounding of its two numbers: no side.
+        (seeds(0.010, 0.030), 0.001, "differs"),
+        (seeds(0.001, 0.004), 0.001, "no difference"),
+        (seeds(-0.004, -0.001), 0.001, "no difference"),
+        (seeds(-0.030, -0.010), -0.001, "differs"),
+        (seeds(-0.030, -0.010), 1.766 - 1.767, "differs"),  # -0.00099...9
+        (seeds(-0.030, -0.010), 1.7660 - 1.7650 - 0.002, "differs"),
+        (seeds(-0.030, -0.010), -0.002, "agrees"),
+        (seeds(0.001, 0.004), -0.002, "differs"),
         (seeds(-0.030, -0.010, n=2), -0.020, None),
         (Interval(-0.02, -0.03, -0.01, "documents", 606), -0.020, None),
         (point(-0.02), -0.020, None),
