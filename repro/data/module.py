@@ -56,13 +56,13 @@ class TokenData(lightning.LightningDataModule):
         return DataLoader(dataset, batch_size=None, num_workers=0, pin_memory=self.pin_memory)
 
 
-class _FromGlobalStep(IterableDataset[tuple[Tensor, ...]]):
+class _FromGlobalStep(IterableDataset[tuple[Tensor, Tensor]]):
     """This rank's share of the batches, without end, from the trainer's global step when reading begins."""
 
     def __init__(self, data: TokenData, trainer: lightning.Trainer) -> None:
         self._data, self._trainer = data, trainer
 
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         data, rank, world = self._data, self._trainer.global_rank, self._trainer.world_size
         k = self._trainer.global_step
         while True:
