@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from repro.runs.atomic import replace_atomically
@@ -65,15 +62,15 @@ def styled() -> Iterator[None]:
 
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """A row of axes on one figure, sizes in inches; call inside ``styled``."""
-    figure, axes = plt.subplots(1, columns, figsize=(width, height), squeeze=False)
-    return figure, list(axes[0])
+    figure = Figure(figsize=(width, height))  # not pyplot's, which keeps every figure it made
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``<stem>.svg`` and ``<stem>.png`` atomically and without a date, close the figure; the paths."""
+    """Write ``<stem>.svg`` and ``<stem>.png`` atomically and without a date; the paths."""
     paths = [stem.with_suffix(".svg"), stem.with_suffix(".png")]
     with matplotlib.rc_context(_STYLE):  # the hash salt is read when the file is written
         replace_atomically(paths[0], lambda path: figure.savefig(path, metadata={"Date": None}))
         replace_atomically(paths[1], figure.savefig)
-    plt.close(figure)
     return paths

@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from analysis.output import write_item
 from analysis.selection import RunRow, departures
-from analysis.tables import to_text
+from analysis.tables import TERMINAL_WIDTH, to_text
 from experiments.item import PUBLISHED, PaperItem, Rendered, Source
 from experiments.items import ITEMS, find
 from repro.errors import ConfigError, DataError
@@ -214,6 +215,11 @@ def _checks(item: PaperItem, rendered: Rendered) -> list[_Outcome]:
     return [_Outcome(check.statement, *check.test(rendered.data)) for check in item.checks]
 
 
+def _line(word: str, outcome: _Outcome) -> str:
+    text = f"  {word}  {outcome.statement}  {outcome.evidence}"
+    return textwrap.fill(text, TERMINAL_WIDTH, subsequent_indent=" " * 9)
+
+
 def _print(item: PaperItem, rendered: Rendered) -> None:
     for table in rendered.terminal:
         print(to_text(table))
@@ -221,9 +227,9 @@ def _print(item: PaperItem, rendered: Rendered) -> None:
     undecided = [outcome for outcome in outcomes if outcome.holds is None]
     for outcome in outcomes:
         if outcome.holds is not None:
-            print(f"  {'holds' if outcome.holds else 'fails'}  {outcome.statement}  {outcome.evidence}")
+            print(_line("holds" if outcome.holds else "fails", outcome))
     for outcome in undecided if len(undecided) < len(outcomes) else ():
-        print(f"  open   {outcome.statement}  {outcome.evidence}")
+        print(_line("open ", outcome))
     if outcomes and len(undecided) == len(outcomes):
         print(f"None of the paper's {len(outcomes)} statements is decided: few seeds, or wide intervals.")
     if outcomes:

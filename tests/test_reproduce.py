@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from experiments import table4
+from experiments import fig6, table4
 from experiments.item import Source
 from experiments.items import ITEMS
 from repro.reproduce import _parser, main
@@ -181,6 +181,18 @@ def test_show_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert run(tmp_path, "show", "table4", "--scale", "quick") == 0
     assert "diverged at step 31" in capsys.readouterr().out
     assert not (tmp_path / "results").exists()
+
+
+def test_everything_shown_fits_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (1, 2, 3):
+        for index, arm in enumerate(fig6.ITEM.arms):
+            losses = [10.0 + seed + index / 7] * 3
+            write_run(tmp_path / "runs", arm, seed, losses, model={"num_transformer_blocks": 24})
+    for item in ("fig6", "table4"):
+        assert run(tmp_path, "show", item, "--scale", "quick") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert any(line.startswith("  fails  S=2, 4 and 8") for line in lines)
 
 
 def test_list_names_items_and_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
