@@ -33,11 +33,13 @@ def _run(arguments: list[str], multirun: bool) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from repro.errors import ConfigError, DataError
+    from repro.runs import remember_command
     from repro.train import job, sweep
     from repro.train.paths import config_directory
     from repro.train.refusal import one_line
 
     sweep.register()
+    remember_command(["python", "-m", "repro.train", *arguments])
     before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["repro.train", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, to be told in one line

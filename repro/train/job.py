@@ -7,7 +7,6 @@ import os
 import sys
 import traceback
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from repro.errors import ConfigError, DataError
+from repro.runs.places import shown
 from repro.train import resources, sweep
 from repro.train.execute import execute
 
@@ -50,7 +50,7 @@ def run(config: DictConfig) -> None:
         status, message = "cached" if outcome.cached else outcome.status, outcome.message
         exit_code = int(outcome.status == "failed")
         note = "already there" if outcome.cached else message
-        say(f"{outcome.status}: {note} | {_short(outcome.directory)}")
+        say(f"{outcome.status}: {note} | {shown(outcome.directory)}")
     sweep.note({"name": name, "status": status, "message": message})
 
 
@@ -66,11 +66,6 @@ def _threads(setting: Any) -> int:
     if isinstance(setting, bool) or not isinstance(setting, int) or setting < 1:
         raise ConfigError("runtime.threads", setting, "auto, or a whole number of at least 1")
     return setting
-
-
-def _short(path: Path) -> str:
-    """Relative to where the user stands if that is shorter."""
-    return min(str(path), os.path.relpath(path), key=len)
 
 
 def _say(prefix: str, text: str) -> None:

@@ -7,12 +7,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 import repro
-
-
-def project_root() -> Path:
-    """The checkout that holds this package, or the current directory for an installed copy."""
-    root = Path(repro.__file__).resolve().parent.parent
-    return root if (root / "pyproject.toml").exists() else Path.cwd()
+from repro.runs.places import project_root
 
 
 def config_directory() -> Path:

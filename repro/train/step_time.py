@@ -32,6 +32,7 @@ from repro.train.sweep import register
 
 BASELINE = "prenorm"
 ROUNDS = 9
+COLUMNS = ["arm", "ratio_median", "ratio_lower_quartile", "ratio_upper_quartile", "ms_median"]
 _DECIDES = ("model", "data", "optim", "budget", "precision", "semantics")
 
 
@@ -93,8 +94,7 @@ def measure(configs: dict[str, DictConfig], rounds: int = ROUNDS) -> pd.DataFram
     for name in names:
         low, median, high = np.quantile(seconds[name] / seconds[BASELINE], [0.25, 0.5, 0.75])
         rows.append((name, median, low, high, 1e3 * np.median(seconds[name])))
-    columns = ["arm", "ratio_median", "ratio_low", "ratio_high", "ms_median"]
-    return pd.DataFrame(rows, columns=columns).round(4)
+    return pd.DataFrame(rows, columns=COLUMNS).round(4)
 
 
 def _stamp(config: DictConfig) -> dict[str, object]:
@@ -162,7 +162,7 @@ def main(overrides: list[str]) -> int:
             table = pd.concat([table, earlier[~earlier["arm"].isin(table["arm"])]])
     path.parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(path, index=False)
-    print(table[["arm", "ratio_median", "ratio_low", "ratio_high", "ms_median"]].to_string(index=False))
+    print(table[COLUMNS].to_string(index=False))
     print(f"step times: {path}")
     return 0
 
