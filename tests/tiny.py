@@ -63,6 +63,20 @@ def records(run: Run) -> dict[str, bytes]:
     return {name: (run.directory / name).read_bytes() for name in RECORDS if (run.directory / name).exists()}
 
 
+def json_of(run: Run, name: str) -> dict[str, Any]:
+    """A JSON record that must be there."""
+    value = run.read_json(name)
+    assert isinstance(value, dict), f"{name} of {run} is {value}"
+    return value
+
+
+def arrays_of(run: Run, name: str) -> dict[str, Any]:
+    """Arrays that must be there."""
+    value = run.read_arrays(name)
+    assert value is not None, f"{name} of {run} is missing"
+    return value
+
+
 def tiny_config(*overrides: str) -> DictConfig:
     """The composed configuration of a tiny run."""
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):

@@ -135,17 +135,26 @@ def _assemble(config: DictConfig, say: Say) -> tuple[DictConfig, Parts]:
 def _cached(run: Run) -> Outcome | None:
     """The result of a finished run whose records can be read (damaged ones are kept aside and made again)."""
     status = run.status
-    if not status.finished or run.read_json("final.json") is None:
+    if not status.finished:
         return None
+    if lost := _unreadable(run, status.state):
+        # Said at once: what was kept aside would not be missed the next time.
+        run.set_status("failed", message=f"{lost} cannot be read")
+        return None
+    return Outcome(status.state, run.directory, status.message, cached=True)
+
+
+def _unreadable(run: Run, state: str) -> str | None:
+    """Name of a record of a finished run that is missing or damaged."""
+    if run.read_json("final.json") is None:
+        return "final.json"
     try:
         run.read_metrics()
     except DamagedRecord:
-        return None
+        return "metrics.jsonl"
     names = {path.name for path in run.directory.glob("*.npz")}
-    names |= {"val_losses.npz"} if status.state == "done" else set()
-    if any(run.read_arrays(name) is None for name in sorted(names)):
-        return None
-    return Outcome(status.state, run.directory, status.message, cached=True)
+    names |= {"val_losses.npz"} if state == "done" else set()
+    return next((name for name in sorted(names) if run.read_arrays(name) is None), None)
 
 
 def _train(config: DictConfig, parts: Parts, run: Run, say: Say) -> Outcome:
