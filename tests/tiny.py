@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,9 +44,9 @@ TINY = (
 RECORDS = ("metrics.jsonl", "final.json", "val_losses.npz", "depth_weights.npz", "depth_norms.npz")
 
 
-def train(root: Path, *overrides: str, multirun: bool = False) -> int:
+def train(root: Path, *overrides: str, multirun: bool = False, base: Iterable[str] = TINY) -> int:
     """Exit code of `python -m repro.train` with the tiny settings, run in this process."""
-    return main([*(["-m"] if multirun else []), *TINY, f"paths.root={root}", *overrides])
+    return main([*(["-m"] if multirun else []), *base, f"paths.root={root}", *overrides])
 
 
 def runs(root: Path) -> list[Run]:
