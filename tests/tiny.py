@@ -94,7 +94,8 @@ def with_arm(config: DictConfig, name: str) -> DictConfig:
 
 
 SERVER = """
-import json, os, resource, sys
+import json, os, resource, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 from repro.train import job  # everything heavy, before the first fork
 from repro.train.__main__ import main
 
@@ -109,7 +110,6 @@ for line in sys.stdin:
             for number, name in ((1, "out"), (2, "err")):
                 os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
             if request["file_bytes"]:
-                import signal
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"],) * 2)
             code = main(request["arguments"])

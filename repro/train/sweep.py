@@ -103,10 +103,8 @@ def close_ledger(report: bool = True) -> int:
     counts: dict[str, int] = {}
     for entry in entries:
         counts[entry["status"]] = counts.get(entry["status"], 0) + 1
-    print(
-        f"sweep: {planned} runs: " + ", ".join(f"{n} {status}" for status, n in sorted(counts.items())),
-        flush=True,
-    )
+    told = ", ".join(f"{n} {status}" for status, n in sorted(counts.items())) or "none ended"
+    print(f"sweep: {planned} runs: {told}", flush=True)
     bad = [entry for entry in entries if entry["status"] in ("failed", "refused")]
     by_reason: dict[str, list[str]] = {}
     for entry in bad:
