@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from repro.train import step_time, throughput
 from tests.tiny import TINY, only_run, records, runs, train
 
 WHOLE = "a whole number of at least 1"
@@ -251,3 +253,20 @@ def test_a_sweep_that_cannot_be_composed(
 def test_flags_that_do_not_exist(capsys: Capture, tmp_path: Path) -> None:
     assert train(tmp_path, "--fast") == 2
     assert "--fast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("measure", [step_time.main, throughput.main], ids=["step_time", "throughput"])
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("scale=huge", "scale='huge': one of cpu, cpu_wide, gpu, quick, smoke"),
+        ("optim.lr=-1", "optim.lr=-1: a positive number"),
+        ("optim.lrr=1", "optim.lrr=1: no such key; optim has name, lr"),
+    ],
+)
+def test_measurements_refuse_in_one_line(
+    capsys: Capture, measure: Callable[[list[str]], int], override: str, line: str
+) -> None:
+    assert measure(["scale=smoke", override]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"error: {line}")

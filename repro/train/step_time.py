@@ -21,13 +21,17 @@ import numpy as np
 import pandas as pd
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from repro.errors import ConfigError
 from repro.model.build import build_decoder
 from repro.runs import host_description, identity
+from repro.train import settings
 from repro.train.optim import build_optimizer
 from repro.train.paths import config_directory, resolve_path
+from repro.train.refusal import one_line
 from repro.train.sweep import register
 
 BASELINE = "prenorm"
@@ -51,7 +55,7 @@ class Contestant:
         if accelerator == "gpu" and not torch.cuda.is_available():
             raise ConfigError("trainer.accelerator", accelerator, "no GPU is visible here: trainer=cpu")
         self.device = torch.device("cuda" if accelerator == "gpu" else "cpu")
-        narrow = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(config.precision)
+        narrow = {"bf16-mixed": torch.bfloat16}.get(config.precision)
         self.autocast = torch.autocast(self.device.type, dtype=narrow, enabled=narrow is not None)
         self.decoder = build_decoder(config).to(self.device)
         self.optimizer = build_optimizer(self.decoder, config.optim)
@@ -143,6 +147,9 @@ def main(overrides: list[str]) -> int:
             arms = [BASELINE, *(arm for arm in arms if arm != BASELINE)]
             plain = [o for o in overrides if not o.startswith("arm=")]
             configs = {arm: compose("train", overrides=[*plain, f"arm={arm}"]) for arm in arms}
+        for config in configs.values():
+            settings.check(config)
+            settings.check_device(config)
         first = configs[BASELINE]
         path = resolve_path(first, first.paths.results) / first.scale / "step_time.csv"
         stamp = _stamp(first)
@@ -153,8 +160,8 @@ def main(overrides: list[str]) -> int:
             f"step times: {len(arms)} arms, {ROUNDS} interleaved rounds, nothing else should run", flush=True
         )
         table = measure(configs).assign(**stamp)  # type: ignore[arg-type]
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {one_line(error, overrides)}", file=sys.stderr)
         return 2
     if path.exists():
         earlier = pd.read_csv(path)

@@ -62,13 +62,23 @@ def main(arguments: list[str]) -> int:
         return 0
     import pandas as pd
     from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
+    from repro.errors import ConfigError
+    from repro.train import settings
     from repro.train.paths import config_directory, resolve_path
+    from repro.train.refusal import one_line
     from repro.train.sweep import register
 
     register()
-    with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config = compose("train", overrides=arguments)
+    try:
+        with initialize_config_dir(str(config_directory()), version_base="1.3"):
+            config = compose("train", overrides=arguments)
+        settings.check(config)
+    except (ConfigError, HydraException, OmegaConfBaseException) as error:
+        print(f"error: {one_line(error, arguments)}", file=sys.stderr)
+        return 2
     cores = resources.cores()
     ways = [(1, cores), (cores, 1), (1, 1)] if cores > 1 else [(1, 1)]
     rows = [(p, t, round(total_rate(arguments, p, t))) for p, t in ways]
