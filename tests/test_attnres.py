@@ -135,11 +135,11 @@ def test_a_read_sees_what_its_sources_say(options: dict[str, Any], execution: st
 # Input-dependent queries
 
 
-@pytest.mark.parametrize("query_norm", [True, False], ids=["normed", "raw"])
+@pytest.mark.parametrize("query_norm", ["unit", "rms", "none"])
 @pytest.mark.parametrize("query", ["latest_source", "mixed_state"])
 @pytest.mark.parametrize("block_size", [1, 2])
-def test_input_dependent_queries(query: str, block_size: int, query_norm: bool) -> None:
-    """Against the definition written out: q = P_l RMSNorm(x) or P_l x, x what it depends on."""
+def test_input_dependent_queries(query: str, block_size: int, query_norm: str) -> None:
+    """Against the definition written out: q = P_l n(x), x what it depends on, n its norm."""
     mixer = build(4, query=query, query_norm=query_norm, block_size=block_size)
     embedding, *outputs = (normal(f"source {i}", 2, 3, WIDTH) for i in range(5))
     reads = walk(mixer, embedding, outputs)
@@ -151,7 +151,9 @@ def test_input_dependent_queries(query: str, block_size: int, query_norm: bool) 
             sources = [embedding] + [outputs[j] + outputs[j + 1] for j in range(0, l - 1, 2)]
             sources += [outputs[l - 1]] if l % 2 else []
         origin = sources[-1] if query == "latest_source" else previous
-        if query_norm:
+        if query_norm == "unit":
+            origin = origin / origin.square().sum(-1, keepdim=True).sqrt()
+        elif query_norm == "rms":
             origin = origin / origin.square().mean(-1, keepdim=True).sqrt()
         q = torch.einsum("ij,btj->bti", mixer.query_projections[l], origin)
         keys = [v / v.square().mean(-1, keepdim=True).sqrt() * mixer.key_gains[l] for v in sources]

@@ -24,6 +24,7 @@ from repro.errors import ConfigError
 from repro.ops.precision import full_precision
 
 QUERIES = ("learned", "latest_source", "mixed_state")
+QUERY_NORMS = ("unit", "rms", "none")
 #: Two-phase execution: reads that one pass over the history serves, at least (measured on CPU).
 READS_PER_GROUP = 8
 
@@ -49,8 +50,8 @@ class AttnRes(DepthMixer):
     heads: channel groups with weights of their own; head_norm: one key RMS per head, not over the width.
     act: softmax, sigmoid, sigmoid_normalized.  key_norm, key_gain: RMSNorm of the keys and its learnable
     gain (no gain without the norm).  query: `learned`; or projected, by a zero-initialised matrix per read,
-    from the `latest_source` or the `mixed_state` (what the previous sublayer read).  query_norm: RMSNorm,
-    without gain, of that activation, so that logits do not follow its size; false projects it raw.
+    from the `latest_source` or the `mixed_state` (what the previous sublayer read).  query_norm: of that
+    activation, so that logits do not follow its size: `unit` length, unit `rms`, or `none`.
     """
 
     executions: tuple[str, ...] = ("two_phase", "score_on_write", "per_read")
@@ -71,7 +72,7 @@ class AttnRes(DepthMixer):
         key_norm: bool = True,
         key_gain: bool = True,
         query: str = "learned",
-        query_norm: bool = True,
+        query_norm: str = "unit",
         eps: float = 1e-8,
         execution: str = "auto",
         backend: str = "auto",
@@ -83,6 +84,7 @@ class AttnRes(DepthMixer):
         for key, value, allowed in (
             ("arm.mixer.act", act, ops.ACTS),
             ("arm.mixer.query", query, QUERIES),
+            ("arm.mixer.query_norm", query_norm, QUERY_NORMS),
             ("runtime.backend", backend, tuple(ops.BACKENDS)),
         ):
             if value not in allowed:
@@ -186,8 +188,10 @@ class AttnRes(DepthMixer):
         with full_precision(origin.device):
             projection = state.projections[l]
             origin = origin.to(torch.promote_types(origin.dtype, projection.dtype))
-            if self.query_norm:
+            if self.query_norm != "none":
                 origin = torch.nn.functional.rms_norm(origin, (self.width,), eps=self.eps)
+            if self.query_norm == "unit":
+                origin = origin * self.width**-0.5
             return torch.nn.functional.linear(origin, projection.to(origin.dtype))
 
     def _only_source(self, l: int, source: Tensor) -> Tensor:
