@@ -15,9 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from repro.model.lit import LitDecoder
 from repro.runs import Run
 from repro.train.__main__ import main
 
@@ -76,6 +78,11 @@ def arrays_of(run: Run, name: str) -> dict[str, Any]:
     value = run.read_arrays(name)
     assert value is not None, f"{name} of {run} is missing"
     return value
+
+
+def series(root: Path, key: str, kind: str = "train") -> list[Any]:
+    """A column of the only run's metrics, over its rows of one kind."""
+    return [row[key] for row in only_run(root).read_metrics() if row["kind"] == kind]
 
 
 def tiny_config(*overrides: str) -> DictConfig:
@@ -173,3 +180,19 @@ class Zygote:
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
         self._server.kill()
         self._server.communicate()
+
+
+class Stop(RuntimeError):
+    """Stands for whatever ends a process."""
+
+
+def stop_before(monkeypatch: pytest.MonkeyPatch, step: int, micro_batch: int = 0) -> None:
+    """Fail in the forward pass of a micro-batch of a step."""
+    forward = LitDecoder.training_step
+
+    def training_step(self: LitDecoder, batch: Any, batch_idx: int) -> Any:
+        if self.global_step == step and batch_idx % self.trainer.accumulate_grad_batches == micro_batch:
+            raise Stop(f"before step {step}")
+        return forward(self, batch, batch_idx)
+
+    monkeypatch.setattr(LitDecoder, "training_step", training_step)
