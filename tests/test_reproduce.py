@@ -1,6 +1,7 @@
 """The command: files written, numbers traced back to runs, one line and exit code 2 for bad input."""
 
 import json
+import os
 import re
 import subprocess
 import sys
