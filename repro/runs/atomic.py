@@ -109,7 +109,7 @@ def keep_aside(path: str | Path, why: str = "cannot be read") -> Path | None:
         return None
     except OSError as error:
         raise DataError(f"{path}: cannot be moved aside ({error.strerror})") from error
-    log.warning("%s: %s; kept aside as %s", path, why, aside.name)
+    log.warning("%s: %s; kept aside as %s", path, why.removeprefix(f"{path}: "), aside.name)
     return aside
 
 
