@@ -82,7 +82,9 @@ def _list(args: argparse.Namespace) -> None:
     if untrained := [scale for scale in _scales() if scale not in trained]:
         print(f"not trained yet: {', '.join(untrained)}")
     for item in ITEMS.values():
-        print(f"\n{item.name}  {item.title}  (make {item.name} SCALE=...)\n    {item.claim}")
+        print(f"\n{item.name}  {item.title}  (make {item.name} SCALE=...)")
+        indent = "    "
+        print(textwrap.fill(item.claim, TERMINAL_WIDTH, initial_indent=indent, subsequent_indent=indent))
 
 
 def _render(args: argparse.Namespace) -> None:
@@ -125,7 +127,7 @@ def _why(args: argparse.Namespace) -> None:
     rendered = item.render(source)
     stem = source.results / source.scale / item.name
     print(f"{item.title}, scale {source.scale}")
-    print(f"claim: {item.claim}")
+    print(textwrap.fill(f"claim: {item.claim}", TERMINAL_WIDTH, subsequent_indent="  "))
     provenance = Path(f"{stem}.provenance.json")
     if provenance.exists():
         known = json.loads(provenance.read_text(encoding="utf-8"))
