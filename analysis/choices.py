@@ -55,7 +55,8 @@ class Choices:
 def choices(scale: str, runs: Sequence[RunRow], keys: Sequence[str], arms: Sequence[str]) -> Choices:
     """Group finished runs by the swept keys; all other settings are those that most of them share.
 
-    Where several sets of other settings were swept, the one closest to the scale's file is taken.
+    Where several sets of other settings were swept, the one closest to the scale's file is taken; where
+    values were trained with different seeds, those they share.
     """
     finished = [run for run in runs if run.arm in arms and run.status in ("done", "diverged")]
     groups: dict[str, list[RunRow]] = {}
@@ -66,7 +67,7 @@ def choices(scale: str, runs: Sequence[RunRow], keys: Sequence[str], arms: Seque
     def rank(group: list[RunRow]) -> tuple[int, int]:
         return -len({_value(run, keys) for run in group}), len(set(departures(group[0], scale)) - set(keys))
 
-    chosen = min(groups.values(), key=rank) if groups else []
+    chosen = _same_seeds(min(groups.values(), key=rank), keys) if groups else []
     cells: dict[tuple[Value, str], list[float | None]] = {}
     for run in chosen:
         loss = run.val_loss if run.status == "done" else None
@@ -92,6 +93,22 @@ def choices(scale: str, runs: Sequence[RunRow], keys: Sequence[str], arms: Seque
         runs=tuple(chosen),
         left_out=len(finished) - len(chosen),
     )
+
+
+def _same_seeds(runs: Sequence[RunRow], keys: Sequence[str]) -> list[RunRow]:
+    """The runs of those seeds that every value of an arm was trained with (all, where there is none).
+
+    A value that was trained with more seeds (the one in use) would otherwise be compared over other draws.
+    """
+    kept: list[RunRow] = []
+    for arm in sorted({run.arm for run in runs}):
+        own = [run for run in runs if run.arm == arm]
+        per_value: dict[Value, set[object]] = {}
+        for run in own:
+            per_value.setdefault(_value(run, keys), set()).add(run.seeds)
+        common = set.intersection(*per_value.values())
+        kept += [run for run in own if run.seeds in common] if common else own
+    return kept
 
 
 def _value(run: RunRow, keys: Sequence[str]) -> Value:

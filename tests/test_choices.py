@@ -44,6 +44,14 @@ def test_seeds_are_averaged(tmp_path: Path) -> None:
     assert data.losses == {((0.003,), "prenorm"): pytest.approx(5.25)}
 
 
+def test_values_are_compared_over_the_seeds_they_share(tmp_path: Path) -> None:
+    _runs(tmp_path)  # seed 1 throughout
+    write_run(tmp_path, "prenorm", 2, [9.0] * 3, optim={"lr": 0.003})
+    data = _choices(tmp_path)
+    assert data.losses[(0.003,), "prenorm"] == pytest.approx(4.5)
+    assert {run.seed for run in data.runs} == {1}
+
+
 def test_diverged_value_is_last_and_said(tmp_path: Path) -> None:
     _runs(tmp_path)
     write_run(tmp_path, "prenorm", 1, None, optim={"lr": 0.1}, status="diverged", diverged_at_step=7)
