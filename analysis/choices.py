@@ -64,7 +64,7 @@ def choices(scale: str, runs: Sequence[RunRow], keys: Sequence[str], arms: Seque
         rest = {key: value for key, value in run.setting.items() if key not in keys}
         groups.setdefault(json.dumps(rest, sort_keys=True), []).append(run)
 
-    def rank(group: list[RunRow]) -> tuple[int, int]:
+    def rank(group: Sequence[RunRow]) -> tuple[int, int]:
         return -len({_value(run, keys) for run in group}), len(set(departures(group[0], scale)) - set(keys))
 
     chosen = _same_seeds(min(groups.values(), key=rank), keys) if groups else []
