@@ -168,6 +168,8 @@ def figure(data: Choices) -> Figure:
             found = [(data.losses.get((value, arm)), y) for y, value in enumerate(data.values)]
             points = [(loss, y) for loss, y in found if loss is not None]
             axes.plot(*zip(*points, strict=True), mark, color=color, label=arm) if points else None
+        seeds = ", ".join(str(seed) for seed in sorted({run.seed for run in data.runs}))
+        axes.set_title(f"Scale {data.scale}, seed {seeds}; best PreNorm on top")
         axes.set_yticks(range(len(data.values)), [_label(value) for value in data.values])
         axes.invert_yaxis()
         axes.set_xlabel("validation loss (nats per token)")
