@@ -48,3 +48,8 @@ def test_targets_and_paths_exist() -> None:
         assert (ROOT / "tests" / test).exists(), test
     for experiment in re.findall(r"experiment=(\w+)", README):
         assert (ROOT / f"conf/experiment/{experiment}.yaml").exists(), experiment
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    prose = re.sub(r"`[^`]*`", "", README)
+    assert not re.findall(r"\b[A-Z0-9]+_[A-Z_]+\b", prose)
