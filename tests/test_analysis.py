@@ -257,7 +257,7 @@ def test_a_statement_fails_where_the_interval_is_on_the_other_side(tmp_path: Pat
         write_run(tmp_path, "prenorm", seed, [4.0] * 3)
         write_run(tmp_path, "full", seed, [4.1 + seed / 1000] * 3)
     item = table4.ITEM
-    data = item.render(Source("quick", runs=tmp_path)).data
+    data = item.render(Source("quick", tmp_path, tmp_path)).data
     outcomes = {check.statement: check.test(data) for check in item.checks}
     holds, evidence = outcomes["Full AttnRes is better than PreNorm."]
     assert holds is False
