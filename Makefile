@@ -14,7 +14,7 @@ RUN     := $(VENV)/bin/python
 STAMP   := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data reproduce table4 fig6 init lr lr_fairness published smoke test lint clean
+.PHONY: help setup data reproduce table4 fig6 init lr lr_fairness published kernels traffic smoke test lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,12 @@ lr_fairness: $(STAMP)  ## the learning rate swept for each arm
 
 published: $(STAMP)  ## render every item from the paper's own numbers (no training)
 	$(RUN) -m repro.reproduce render table4 fig6 --scale published
+
+kernels: $(STAMP)  ## registers, spills and occupancy of every Triton kernel, compiled without a GPU
+	$(RUN) -m repro.bench.aot
+
+traffic: $(STAMP)  ## bytes that the Triton kernels move, counted in the interpreter, beside Table 1
+	$(RUN) -m repro.bench.traffic
 
 smoke: $(STAMP)  ## every arm through the whole pipeline, under two minutes
 	$(RUN) -m repro.train -m experiment=all_arms scale=smoke

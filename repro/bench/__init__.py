@@ -1,0 +1,1 @@
+"""Measurements of the mechanism itself: compiled kernels, memory traffic, step times."""
