@@ -105,7 +105,7 @@ def _stamp(config: DictConfig) -> dict[str, object]:
     """What a measurement depends on besides the arm: model, batch, optimizer, execution, machine, code."""
     decides = {key: value for key, value in identity(config).items() if key in _DECIDES}
     decides["runtime"] = {key: config.runtime[key] for key in ("depth_execution", "backend")}
-    decides["code"] = _source_digest()
+    decides["code"] = source_digest()
     text = json.dumps(decides, sort_keys=True, default=str)
     return {
         "rounds": ROUNDS,
@@ -118,7 +118,7 @@ def _stamp(config: DictConfig) -> dict[str, object]:
     }
 
 
-def _source_digest() -> str:
+def source_digest() -> str:
     """Digest of the code that a step runs: ops, depth, model and the optimizer."""
     package = Path(__file__).resolve().parents[1]
     files = [*(f for part in ("ops", "depth", "model") for f in package.glob(f"{part}/**/*.py"))]
