@@ -7,21 +7,26 @@ by rule from the width, the wide type, and the one place where kernels' outputs 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
+
 #: Sources of one launch; more are chained through a carried mix (forward) or cut (backward).
 MAX_SOURCES = 64
+#: Lengths of a tuple of pointers, so that a few compiled forms serve all numbers of sources.
+POINTERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64)
 #: Rows that a grid can index.
 MAX_ROWS = 2**31 - 1
 #: Programs that share a sum over all rows: fixed, so that the order of additions depends on no device.
 NUM_PARTIALS = 512
 #: Elements of one tile where rows are shorter than that.
-TILE = 2048
+TILE = 1024
 
 
 class Rows(NamedTuple):
@@ -60,7 +65,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype, like: Tensor) -> Tensor:
 def _merged(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """Stride of axes seen as one, or None where they are not one strided axis."""
     axes = [(n, stride) for n, stride in zip(shape, strides, strict=True) if n != 1]
-    for (_, stride), (n, below) in zip(axes, axes[1:], strict=False):
+    for (_, stride), (n, below) in itertools.pairwise(axes):
         if stride != n * below:
             return None
     return axes[-1][1] if axes else 0
@@ -118,7 +123,13 @@ def chunks(num_sources: int, most: int = MAX_SOURCES) -> list[slice]:
     """Sources cut into as few launches as `most` pointers allow, of sizes that differ by at most one."""
     num = -(-num_sources // most)
     bounds = [round(i * num_sources / num) for i in range(num + 1)]
-    return [slice(a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
+
+
+def padded(items: tuple[T, ...]) -> tuple[T, ...]:
+    """One item for each source, followed by repeats (which a kernel leaves alone) up to one of `POINTERS`."""
+    length = next(length for length in POINTERS if length >= len(items))
+    return items + items[:1] * (length - len(items))
 
 
 def row_tile(width: int, heads: int, *, per_thread: int = 16) -> Tile:
