@@ -45,6 +45,7 @@ def read_forward_kernel(
     GROUPS: tl.constexpr,
     EPS: tl.constexpr,
     PER_TOKEN: tl.constexpr,
+    SAME: tl.constexpr,
     SPLIT: tl.constexpr,
     WIDE: tl.constexpr,
     R: tl.constexpr,
@@ -70,7 +71,7 @@ def read_forward_kernel(
 
     if PER_TOKEN:
         o_query = i_outer * query_outer + i_inner * query_inner
-        query = tl.load(p_query + o_query[:, None, None] + o_width, mask=mask, other=0.0).to(WIDE)
+        query = tl.load(p_query + (o_query[:, None, None] + o_width), mask=mask, other=0.0).to(WIDE)
     else:
         m_width = (o_head < HEADS)[None, :, None] & (o_channel < CHANNELS)[None, None, :]
         query = tl.load(p_query + o_width, mask=m_width, other=0.0).to(WIDE)
@@ -87,18 +88,24 @@ def read_forward_kernel(
     # The next source is on its way while this one is reduced. The branch is on a count known at launch:
     # one compiled form serves several counts, and no accumulation is put off to the end, with all sources
     # in registers until then.
-    o_source = i_outer * source_outer[0] + i_inner * source_inner[0]
-    coming = tl.load(p_sources[0] + o_source[:, None, None] + o_width, mask=mask, other=0.0)
+    if SAME:
+        o_start = i_outer * source_outer + i_inner * source_inner
+    else:
+        o_start = i_outer * source_outer[0] + i_inner * source_inner[0]
+    o_source = o_start[:, None, None] + o_width
+    o_scalar = o_row
+    coming = tl.load(p_sources[0] + o_source, mask=mask, other=0.0)
     for i in tl.static_range(NUM_POINTERS):
         if i < num_sources:
             value = coming.to(WIDE)
             if i + 1 < NUM_POINTERS:
-                o_source = i_outer * source_outer[i + 1] + i_inner * source_inner[i + 1]
-                p_next = p_sources[i + 1] + o_source[:, None, None] + o_width
-                coming = tl.load(p_next, mask=mask & (i + 1 < num_sources), other=0.0)
+                if not SAME:
+                    o_start = i_outer * source_outer[i + 1] + i_inner * source_inner[i + 1]
+                    o_source = o_start[:, None, None] + o_width
+                m_next = mask & (i + 1 < num_sources)
+                coming = tl.load(p_sources[i + 1] + o_source, mask=m_next, other=0.0)
 
             z = tl.sum(value * query, 2)
-            o_scalar = i * num_rows + o_row
             if GROUPS > 0:
                 square = tl.sum(value * value, 2)
                 if GROUPS == 1:
@@ -111,6 +118,7 @@ def read_forward_kernel(
                     o_group = (o_scalar * GROUPS)[:, None] + o_head[None, :]
                     tl.store(p_inverse + o_group, inverse, mask=m_heads)
             tl.store(p_z + (o_scalar * HEADS)[:, None] + o_head[None, :], z, mask=m_heads)
+            o_scalar += num_rows
 
             if ACT == "sigmoid":
                 acc += (1.0 / (1.0 + tl.exp(-z)))[:, :, None] * value
@@ -177,13 +185,14 @@ def read_forward(
     parts = rows.chunks(num)
     carried = rows.empty(first.shape, wide, first) if len(parts) > 1 else None
     for i, part in enumerate(parts):
+        outer, inner = rows.strides(view.outer[part], view.inner[part])
         launch(
             read_forward_kernel,
             (-(-view.num // tile.rows),),
             tile.num_warps,
             p_sources=rows.padded(view.tensors[part]),
-            source_outer=rows.padded(view.outer[part]),
-            source_inner=rows.padded(view.inner[part]),
+            source_outer=outer,
+            source_inner=inner,
             p_query=view.tensors[num] if per_token else query.contiguous(),
             query_outer=view.outer[num] if per_token else 0,
             query_inner=view.inner[num] if per_token else 0,
@@ -202,6 +211,7 @@ def read_forward(
             GROUPS=groups,
             EPS=eps,
             PER_TOKEN=per_token,
+            SAME=isinstance(outer, int),
             SPLIT=view.split,
             WIDE=TYPES[wide],
             R=tile.rows,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -130,6 +130,13 @@ def padded(items: tuple[T, ...]) -> tuple[T, ...]:
     """One item for each source, followed by repeats (which a kernel leaves alone) up to one of `POINTERS`."""
     length = next(length for length in POINTERS if length >= len(items))
     return items + items[:1] * (length - len(items))
+
+
+def strides(outer: tuple[int, ...], inner: tuple[int, ...]) -> tuple[Any, Any]:
+    """Strides of several sources: one pair of integers where they agree, else tuples as long as `padded`."""
+    if len(set(outer)) == len(set(inner)) == 1:
+        return outer[0], inner[0]
+    return padded(outer), padded(inner)
 
 
 def row_tile(width: int, heads: int, *, per_thread: int = 16) -> Tile:

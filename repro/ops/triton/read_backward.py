@@ -1,0 +1,271 @@
+# mypy: allow-untyped-defs
+"""One read, backward: the gradient of every source in one pass over them, and that of the query.
+
+With Delta = g . h known beforehand, source i needs only itself, the upstream gradient and a few scalars
+(README.md): dz = a (g . v - Delta), dv = a g + dz dz/dv. A program takes rows in turn and keeps its share
+of the query's gradient in registers; `sum_partials` adds the shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from repro.ops.triton import rows
+from repro.ops.triton.launch import TYPES, launch, recording
+from repro.ops.triton.read import check_read
+from repro.ops.triton.specialisation import Specialisation
+from repro.ops.triton.sums import sum_partials
+
+
+@triton.jit
+def read_backward_kernel(
+    p_sources,
+    source_outer,
+    source_inner,
+    p_grads,
+    p_query,
+    query_outer,
+    query_inner,
+    p_upstream,
+    upstream_outer,
+    upstream_inner,
+    p_mixed,
+    mixed_outer,
+    mixed_inner,
+    p_z,
+    p_inverse,
+    p_lse,
+    p_grad_z,
+    p_shift,
+    p_grad_query,
+    num_sources,
+    num_rows,
+    inner_size,
+    ACT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    ADD_QUERY: tl.constexpr,
+    SAME: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WIDE: tl.constexpr,
+    R: tl.constexpr,
+    H: tl.constexpr,
+    C: tl.constexpr,
+):
+    CHANNELS: tl.constexpr = WIDTH // HEADS
+    NUM_POINTERS: tl.constexpr = len(p_sources)
+    o_head = tl.arange(0, H)
+    o_channel = tl.arange(0, C)
+    # [1, H, C]
+    m_width = (o_head < HEADS)[None, :, None] & (o_channel < CHANNELS)[None, None, :]
+    o_width = (o_head * CHANNELS)[None, :, None] + o_channel[None, None, :]
+    if not PER_TOKEN:
+        query = tl.load(p_query + o_width, mask=m_width, other=0.0).to(WIDE)
+    grad_query = tl.zeros([R, H, C], WIDE)
+
+    for block in range(tl.program_id(0), tl.cdiv(num_rows, R), tl.num_programs(0)):
+        o_row = (tl.zeros([R], tl.int64) + block) * R + tl.arange(0, R)
+        m_row = o_row < num_rows
+        mask = m_row[:, None, None] & m_width
+        # [R, H]
+        m_heads = m_row[:, None] & (o_head < HEADS)[None, :]
+        o_heads = (o_row * HEADS)[:, None] + o_head[None, :]
+        o_dense = (o_row * WIDTH)[:, None, None] + o_width
+        if SPLIT:
+            i_outer, i_inner = o_row // inner_size, o_row % inner_size
+        else:
+            i_outer, i_inner = tl.zeros_like(o_row), o_row
+
+        o_start = i_outer * upstream_outer + i_inner * upstream_inner
+        upstream = tl.load(p_upstream + (o_start[:, None, None] + o_width), mask=mask, other=0.0).to(WIDE)
+        if PER_TOKEN:
+            o_start = i_outer * query_outer + i_inner * query_inner
+            query = tl.load(p_query + (o_start[:, None, None] + o_width), mask=mask, other=0.0).to(WIDE)
+            if ADD_QUERY:
+                grad_query = tl.load(p_grad_query + o_dense, mask=mask, other=0.0)
+            else:
+                grad_query = tl.zeros([R, H, C], WIDE)
+        if ACT != "sigmoid":
+            o_start = i_outer * mixed_outer + i_inner * mixed_inner
+            mixed = tl.load(p_mixed + (o_start[:, None, None] + o_width), mask=mask, other=0.0).to(WIDE)
+            delta = tl.sum(upstream * mixed, 2)
+            lse = tl.load(p_lse + o_heads, mask=m_heads, other=0.0)
+            if p_shift is not None:
+                delta += tl.load(p_shift + o_heads, mask=m_heads, other=0.0)
+
+        if SAME:
+            o_start = i_outer * source_outer + i_inner * source_inner
+        else:
+            o_start = i_outer * source_outer[0] + i_inner * source_inner[0]
+        o_source = o_start[:, None, None] + o_width
+        o_scalar = o_row
+        coming = tl.load(p_sources[0] + o_source, mask=mask, other=0.0)
+        for i in tl.static_range(NUM_POINTERS):
+            if i < num_sources:
+                value = coming.to(WIDE)
+                if i + 1 < NUM_POINTERS:
+                    if not SAME:
+                        o_start = i_outer * source_outer[i + 1] + i_inner * source_inner[i + 1]
+                        o_source = o_start[:, None, None] + o_width
+                    m_next = mask & (i + 1 < num_sources)
+                    coming = tl.load(p_sources[i + 1] + o_source, mask=m_next, other=0.0)
+
+                o_z = (o_scalar * HEADS)[:, None] + o_head[None, :]
+                z = tl.load(p_z + o_z, mask=m_heads, other=0.0)
+                product = tl.sum(upstream * value, 2)
+                if ACT == "softmax":
+                    weight = tl.exp(z - lse)
+                    grad_z = weight * (product - delta)
+                else:
+                    # Both sigmoids from one exponential that cannot overflow.
+                    small = tl.exp(-tl.abs(z))
+                    sigmoid = tl.where(z < 0, small, 1.0) / (1.0 + small)
+                    opposite = tl.where(z < 0, 1.0, small) / (1.0 + small)
+                    if ACT == "sigmoid":
+                        weight = sigmoid
+                        grad_z = weight * opposite * product
+                    else:
+                        weight = tl.exp(tl.minimum(z, 0.0) - tl.log(1.0 + small) - lse)
+                        grad_z = weight * (product - delta)
+                if p_grad_z is not None:
+                    grad_z += tl.load(p_grad_z + o_z, mask=m_heads, other=0.0)
+                if ACT == "sigmoid_normalized":
+                    grad_z *= opposite
+
+                grad = weight[:, :, None] * upstream
+                if GROUPS > 0:
+                    if GROUPS == 1:
+                        inverse = tl.load(p_inverse + o_scalar[:, None], mask=m_row[:, None], other=0.0)
+                        back = tl.sum(grad_z * z, 1)[:, None]
+                    else:
+                        o_group = (o_scalar * GROUPS)[:, None] + o_head[None, :]
+                        inverse = tl.load(p_inverse + o_group, mask=m_heads, other=0.0)
+                        back = grad_z * z
+                    # dz/dv = q / RMS - z v / (n RMS^2)
+                    grad_z = grad_z * inverse
+                    back = back * inverse * inverse / (WIDTH // GROUPS)
+                    grad -= back[:, :, None] * value
+                grad += grad_z[:, :, None] * query
+                grad_query += grad_z[:, :, None] * value
+                tl.store(p_grads[i] + o_dense, grad, mask=mask)
+                o_scalar += num_rows
+        if PER_TOKEN:
+            tl.store(p_grad_query + o_dense, grad_query, mask=mask)
+
+    if not PER_TOKEN:
+        p_partial = p_grad_query + tl.program_id(0).to(tl.int64) * WIDTH
+        tl.store(p_partial + o_width, tl.sum(grad_query, 0)[None, :, :], mask=m_width)
+
+
+def _through_weights(grad_weights: Tensor, z: Tensor, lse: Tensor, act: str) -> tuple[Tensor, Tensor | None]:
+    """What a gradient of the weights adds: to that of the exponents, and to Delta. Scalars only."""
+    if act == "sigmoid":
+        weights = torch.sigmoid(z)
+        return (grad_weights * weights * (1 - weights)).contiguous(), None
+    exponents = z if act == "softmax" else torch.nn.functional.logsigmoid(z)
+    added = grad_weights * torch.exp(exponents - lse)
+    return added.contiguous(), added.sum(0)
+
+
+def read_backward(
+    grad: Tensor,
+    grad_weights: Tensor | None,
+    mixed: Tensor,
+    sources: Sequence[Tensor],
+    query: Tensor,
+    z: Tensor,
+    inverse: Tensor,
+    lse: Tensor,
+    act: str,
+    heads: int,
+    groups: int,
+) -> tuple[list[Tensor], Tensor]:
+    """Gradients of `read_forward`: of every source, contiguous and in its dtype, and of the query.
+
+    grad: [..., D], of the mixed sources.  grad_weights: [S, ..., H], of the weights, where they are used.
+    mixed, z, inverse, lse: as returned by the forward pass. The query's gradient is in float32 or wider,
+    bit-identical from run to run, and exactly zero where one source has all the weight by construction.
+    """
+    check_read(sources, query, act, heads, groups)
+    first, num = sources[0], len(sources)
+    width, wide = first.shape[-1], z.dtype
+    per_token = query.dim() == first.dim() and first.dim() > 1
+    if num == 1 and act != "sigmoid":
+        # The weight is one whatever the query: no rounding can leave a gradient behind.
+        return [grad.to(first.dtype).clone(memory_format=torch.contiguous_format)], torch.zeros(
+            query.shape, dtype=wide, device=query.device
+        )
+    grads = [rows.empty(first.shape, first.dtype, first) for _ in sources]
+    if first.numel() == 0:
+        return grads, torch.zeros(query.shape, dtype=wide, device=query.device)
+    added, shift = (None, None)
+    if grad_weights is not None:
+        added, shift = _through_weights(grad_weights, z, lse, act)
+    view = rows.as_rows([*sources, grad, mixed, *([query] if per_token else [])])
+    tile = rows.row_tile(width, heads)
+    parts = rows.chunks(num)
+    blocks = -(-view.num // tile.rows)
+    if per_token:
+        programs = blocks
+        grad_query = rows.empty(query.shape, wide, first)
+    else:
+        programs = rows.num_partials(view.num, tile.rows)
+        grad_query = rows.empty((len(parts), programs, width), wide, first)
+    for i, part in enumerate(parts):
+        outer, inner = rows.strides(view.outer[part], view.inner[part])
+        launch(
+            read_backward_kernel,
+            (programs,),
+            tile.num_warps,
+            p_sources=rows.padded(view.tensors[part]),
+            source_outer=outer,
+            source_inner=inner,
+            p_grads=rows.padded(tuple(grads[part])),
+            p_query=view.tensors[num + 2] if per_token else query.contiguous(),
+            query_outer=view.outer[num + 2] if per_token else 0,
+            query_inner=view.inner[num + 2] if per_token else 0,
+            p_upstream=view.tensors[num],
+            upstream_outer=view.outer[num],
+            upstream_inner=view.inner[num],
+            p_mixed=view.tensors[num + 1],
+            mixed_outer=view.outer[num + 1],
+            mixed_inner=view.inner[num + 1],
+            p_z=z[part],
+            p_inverse=inverse[part],
+            p_lse=lse,
+            p_grad_z=None if added is None else added[part],
+            p_shift=shift,
+            p_grad_query=grad_query if per_token else grad_query[i],
+            num_sources=part.stop - part.start,
+            num_rows=view.num,
+            inner_size=view.inner_size,
+            ACT=act,
+            WIDTH=width,
+            HEADS=heads,
+            GROUPS=groups,
+            PER_TOKEN=per_token,
+            ADD_QUERY=i > 0,
+            SAME=isinstance(outer, int),
+            SPLIT=view.split,
+            WIDE=TYPES[wide],
+            R=tile.rows,
+            H=tile.heads,
+            C=tile.channels,
+        )
+    return grads, grad_query if per_token else sum_partials(grad_query.flatten(0, 1))
+
+
+def specialisations(width: int, sources: int, dtype: torch.dtype) -> Iterator[Specialisation]:
+    """What the backward pass of a read of `sources` sources with key norm and one head compiles."""
+    values = [torch.empty(4096, width, dtype=dtype, device="meta") for _ in range(sources)]
+    query, z = torch.empty(width, device="meta"), torch.empty(sources, 4096, 1, device="meta")
+    with recording() as recorded:
+        read_backward(values[0], None, values[0], values, query, z, z, z[0], "softmax", 1, 1)
+    yield from recorded
