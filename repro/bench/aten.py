@@ -23,7 +23,7 @@ from repro.bench.counting import Access, bytes_of
 LIBRARY = "attnres"
 _FREE = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
-    *("_local_scalar_dense", "_unsafe_view"),
+    *("_local_scalar_dense", "_unsafe_view", "squeeze_", "unsqueeze_", "t_"),
 }
 #: Whose first argument gives a place or a shape, and is not read.
 _OVERWRITES = {"copy_", "fill_", "zero_", "zeros_like", "ones_like", "full_like"}
