@@ -209,7 +209,7 @@ def read_backward(
     if grad_weights is not None:
         added, shift = _through_weights(grad_weights, z, lse, act)
     view = rows.as_rows([*sources, grad, mixed, *([query] if per_token else [])])
-    tile = rows.row_tile(width, heads)
+    tile = rows.row_tile(width, heads, per_thread=16)
     parts = rows.chunks(num)
     blocks = -(-view.num // tile.rows)
     if per_token:
