@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs, disable-error-code="assignment"
 """Q weighted sums of the same sources in one pass: the forward of Algorithm 1, line 3, and of local reads.
 
 Two kernels: `weigh_kernel` turns logits into weights and lse (scalars only), `mix_kernel` sums the sources.
@@ -6,7 +7,6 @@ so that every chunk of a source is loaded once for all queries. Derivation in RE
 Q queries, H heads, D width, "..." any leading axes, M rows (their product).
 """
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 import math
@@ -186,10 +186,11 @@ def compact(strides: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides[:1]) if len(set(strides)) == 1 else tuple(strides)
 
 
-def unrolling(num_sources: int, num_queries: int) -> tuple[int, int]:
-    """Steps of the loop over sources, and sources of a step: one step where the code stays short."""
-    steps = 1 if num_sources * num_queries <= 160 else -(-num_sources // 8)
-    return steps, -(-num_sources // steps)
+def unrolling(num_sources: int, num_queries: int, most: int) -> tuple[int, int]:
+    """Steps of the loop over sources, and sources of a step: about `most` products with queries in code."""
+    steps = -(-num_sources * num_queries // most)
+    unroll = -(-num_sources // steps)
+    return -(-num_sources // unroll), unroll
 
 
 def wide_type(*tensors: Tensor | None) -> torch.dtype:
@@ -287,7 +288,7 @@ def _mix(
     for part in parts:
         view = rows.as_rows([*sources[part], *priors])
         num = len(sources[part])
-        steps, unroll = unrolling(num, len(outputs))
+        steps, unroll = unrolling(num, len(outputs), 160)
         into = outputs if part is parts[-1] else carry
         launch(
             mix_kernel,
