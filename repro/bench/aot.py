@@ -56,6 +56,23 @@ def specialisations(module: str, width: int, sources: int) -> tuple[Specialisati
     return tuple(importlib.import_module(module).specialisations(width, sources, DTYPE))
 
 
+def sizes(spec: Specialisation) -> dict[str, int]:
+    """What tells the forms of one kernel apart: lengths of its tuples, and its compiled-in integers."""
+    tuples = {name: len(kind) for name, kind in spec.signature.items() if isinstance(kind, tuple)}
+    return tuples | {name: int(v) for name, v in spec.constexprs.items() if isinstance(v, int)}
+
+
+def form(job: Job) -> str:
+    """Name of the row's form where a kernel is compiled in several at one width and number of sources."""
+    spec = job.specialisation()
+    others = specialisations(job.module, job.width, job.sources)
+    found = [sizes(other) for other in others if other.kernel == spec.kernel]
+    for name, value in sizes(spec).items():
+        if len({other.get(name) for other in found}) == len(found) > 1:
+            return f"{name}={value}"
+    return ""
+
+
 def kernel_modules() -> list[str]:
     """Every module of kernels, found rather than listed so that none is left out."""
     package = repro.ops.triton
@@ -119,6 +136,7 @@ def record(job: Job, figures: Figures) -> dict[str, Any]:
     share, limit = figures.occupancy(job.target, spec.num_warps)
     return {
         "kernel": spec.kernel,
+        "form": form(job),
         "target": job.target,
         "width": job.width,
         "sources": job.sources,
@@ -127,7 +145,7 @@ def record(job: Job, figures: Figures) -> dict[str, Any]:
         **asdict(figures),
         "occupancy": round(share, 4),
         "limited_by": limit,
-        "constants": " ".join(f"{k}={v}" for k, v in spec.constexprs.items() if isinstance(v, int)),
+        "constants": " ".join(f"{name}={value}" for name, value in sizes(spec).items()),
     }
 
 
@@ -154,9 +172,8 @@ def summary(records: Sequence[dict[str, Any]], target: str) -> Table:
     for row in records:
         if row["target"] != target:
             continue
-        line = rows.setdefault(
-            (row["kernel"], row["sources"]), {"kernel": row["kernel"], "sources": str(row["sources"])}
-        )
+        name = f"{row['kernel']} {row['form']}".strip()
+        line = rows.setdefault((name, row["sources"]), {"kernel": name, "sources": str(row["sources"])})
         spilled = row["spill_store_bytes"] + row["spill_load_bytes"]
         cell = f"{row['registers']} / {row['num_warps']} / {row['occupancy']:.0%}"
         line[str(row["width"])] = cell + (f", spills {spilled}" if spilled else "")
