@@ -48,14 +48,19 @@ def check_device(tensor: Tensor) -> None:
         )
 
 
-def launch(kernel: Any, grid: tuple[int, ...], num_warps: int, **arguments: Any) -> None:
-    """Run a kernel on the device of its tensors; arguments by name, constexprs and tuples included."""
+def launch(
+    kernel: Any, grid: tuple[int, ...], num_warps: int, *, num_stages: int = 1, **arguments: Any
+) -> None:
+    """Run a kernel on the device of its tensors; arguments by name, constexprs and tuples included.
+
+    num_stages: of the pipeline of a loop's loads; one where loops are unrolled or short.
+    """
     if _recorded is not None:
-        _recorded.append(_describe(kernel, num_warps, arguments))
+        _recorded.append(_describe(kernel, num_warps, num_stages, arguments))
         return
     device = next(_tensors(arguments)).device
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        kernel[grid](**arguments, num_warps=num_warps, num_stages=1)
+        kernel[grid](**arguments, num_warps=num_warps, num_stages=num_stages)
 
 
 def _tensors(arguments: dict[str, Any]) -> Iterator[Tensor]:
@@ -75,7 +80,7 @@ def _type_name(value: Any) -> str:
     raise TypeError(f"no type of a kernel's argument fits {value!r}")
 
 
-def _describe(kernel: Any, num_warps: int, arguments: dict[str, Any]) -> Specialisation:
+def _describe(kernel: Any, num_warps: int, num_stages: int, arguments: dict[str, Any]) -> Specialisation:
     signature: dict[str, Any] = {}
     constexprs: dict[str, Any] = {}
     aligned = []
@@ -97,6 +102,6 @@ def _describe(kernel: Any, num_warps: int, arguments: dict[str, Any]) -> Special
         signature,
         constexprs,
         num_warps=num_warps,
-        num_stages=1,
+        num_stages=num_stages,
         aligned=tuple(aligned),
     )
