@@ -1,1 +1,11 @@
-"""Triton kernels of the depth-mixing operations, forward and backward; derivations in README.md."""
+"""Triton kernels of the depth-mixing operations, forward and backward; derivations in README.md.
+
+Imported only where backend triton is picked: nothing else in the suite needs the package.
+"""
+
+from __future__ import annotations
+
+from repro.ops.triton.library import depth_mix
+from repro.ops.triton.library_merge import merge_backward, merge_forward
+
+__all__ = ["depth_mix", "merge_backward", "merge_forward"]

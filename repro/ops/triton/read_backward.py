@@ -41,7 +41,7 @@ def read_backward_kernel(
     p_inverse,
     p_lse,
     p_grad_z,
-    p_shift,
+    p_grad_lse,
     p_grad_query,
     num_sources,
     num_rows,
@@ -52,6 +52,7 @@ def read_backward_kernel(
     GROUPS: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     ADD_QUERY: tl.constexpr,
+    ALONE: tl.constexpr,
     SAME: tl.constexpr,
     SPLIT: tl.constexpr,
     WIDE: tl.constexpr,
@@ -93,12 +94,13 @@ def read_backward_kernel(
             else:
                 grad_query = tl.zeros([R, H, C], WIDE)
         if ACT != "sigmoid":
+            lse = tl.load(p_lse + o_heads, mask=m_heads, other=0.0)
+        if ACT != "sigmoid" and not ALONE:
             o_start = i_outer * mixed_outer + i_inner * mixed_inner
             mixed = tl.load(p_mixed + (o_start[:, None, None] + o_width), mask=mask, other=0.0).to(WIDE)
             delta = tl.sum(upstream * mixed, 2)
-            lse = tl.load(p_lse + o_heads, mask=m_heads, other=0.0)
-            if p_shift is not None:
-                delta += tl.load(p_shift + o_heads, mask=m_heads, other=0.0)
+        if p_grad_lse is not None:
+            grad_lse = tl.load(p_grad_lse + o_heads, mask=m_heads, other=0.0).to(WIDE)
 
         if SAME:
             o_start = i_outer * source_outer + i_inner * source_inner
@@ -120,24 +122,28 @@ def read_backward_kernel(
                 o_z = (o_scalar * HEADS)[:, None] + o_head[None, :]
                 z = tl.load(p_z + o_z, mask=m_heads, other=0.0)
                 product = tl.sum(upstream * value, 2)
-                if ACT == "softmax":
-                    weight = tl.exp(z - lse)
-                    grad_z = weight * (product - delta)
-                else:
+                if ACT != "softmax":
                     # Both sigmoids from one exponential that cannot overflow.
                     small = tl.exp(-tl.abs(z))
                     sigmoid = tl.where(z < 0, small, 1.0) / (1.0 + small)
                     opposite = tl.where(z < 0, 1.0, small) / (1.0 + small)
-                    if ACT == "sigmoid":
-                        weight = sigmoid
-                        grad_z = weight * opposite * product
+                if ACT == "sigmoid":
+                    weight = sigmoid
+                    grad_z = weight * opposite * product
+                else:
+                    if ACT == "softmax":
+                        weight = tl.exp(z - lse)
                     else:
                         weight = tl.exp(tl.minimum(z, 0.0) - tl.log(1.0 + small) - lse)
-                        grad_z = weight * (product - delta)
+                    if ALONE:
+                        delta = product
+                    grad_z = weight * (product - delta)
+                    if p_grad_lse is not None:
+                        grad_z += weight * grad_lse
+                    if ACT == "sigmoid_normalized":
+                        grad_z *= opposite
                 if p_grad_z is not None:
-                    grad_z += tl.load(p_grad_z + o_z, mask=m_heads, other=0.0)
-                if ACT == "sigmoid_normalized":
-                    grad_z *= opposite
+                    grad_z += tl.load(p_grad_z + o_z, mask=m_heads, other=0.0).to(WIDE)
 
                 grad = weight[:, :, None] * upstream
                 if GROUPS > 0:
@@ -165,13 +171,15 @@ def read_backward_kernel(
 
 
 def _through_weights(grad_weights: Tensor, z: Tensor, lse: Tensor, act: str) -> tuple[Tensor, Tensor | None]:
-    """What a gradient of the weights adds: to that of the exponents, and to Delta. Scalars only."""
+    """Gradient of the weights [S, ..., H] as that of z and of lse: scalars only, so plain operations."""
     if act == "sigmoid":
         weights = torch.sigmoid(z)
-        return (grad_weights * weights * (1 - weights)).contiguous(), None
-    exponents = z if act == "softmax" else torch.nn.functional.logsigmoid(z)
-    added = grad_weights * torch.exp(exponents - lse)
-    return added.contiguous(), added.sum(0)
+        return grad_weights * weights * (1 - weights), None
+    if act == "softmax":
+        grad_z = grad_weights * torch.exp(z - lse)
+        return grad_z, -grad_z.sum(0)
+    grad_z = grad_weights * torch.exp(torch.nn.functional.logsigmoid(z) - lse)
+    return grad_z * torch.sigmoid(-z), -grad_z.sum(0)
 
 
 def read_backward(
@@ -186,28 +194,30 @@ def read_backward(
     act: str,
     heads: int,
     groups: int,
+    *,
+    grad_z: Tensor | None = None,
+    grad_lse: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """Gradients of `read_forward`: of every source, contiguous and in its dtype, and of the query.
 
-    grad: [..., D], of the mixed sources.  grad_weights: [S, ..., H], of the weights, where they are used.
-    mixed, z, inverse, lse: as returned by the forward pass. The query's gradient is in float32 or wider,
-    bit-identical from run to run, and exactly zero where one source has all the weight by construction.
+    grad: [..., D], of the mixed sources.  mixed, z, inverse, lse: as returned by the forward pass.
+    grad_weights: [S, ..., H], of the weights, or grad_z [S, ..., H] and grad_lse [..., H], of what they
+    are made of; None where not used. The query's gradient is in float32 or wider, bit-identical from run
+    to run, and exactly zero where one source has all the weight by construction.
     """
     check_read(sources, query, act, heads, groups)
     first, num = sources[0], len(sources)
     width, wide = first.shape[-1], z.dtype
     per_token = query.dim() == first.dim() and first.dim() > 1
-    if num == 1 and act != "sigmoid":
-        # The weight is one whatever the query: no rounding can leave a gradient behind.
-        return [grad.to(first.dtype).clone(memory_format=torch.contiguous_format)], torch.zeros(
-            query.shape, dtype=wide, device=query.device
-        )
+    alone = num == 1 and act != "sigmoid"
+    if grad_weights is not None and not alone:
+        grad_z, grad_lse = _through_weights(grad_weights, z, lse, act)
+    if first.numel() == 0 or (alone and grad_z is None and grad_lse is None):
+        # Of one source the weight is one whatever the query: no rounding may leave a gradient behind.
+        zeros = torch.zeros(query.shape, dtype=wide, device=query.device)
+        same = grad.to(first.dtype, memory_format=torch.contiguous_format, copy=True)
+        return [same, *(same.clone() for _ in sources[1:])], zeros
     grads = [rows.empty(first.shape, first.dtype, first) for _ in sources]
-    if first.numel() == 0:
-        return grads, torch.zeros(query.shape, dtype=wide, device=query.device)
-    added, shift = (None, None)
-    if grad_weights is not None:
-        added, shift = _through_weights(grad_weights, z, lse, act)
     view = rows.as_rows([*sources, grad, mixed, *([query] if per_token else [])])
     tile = rows.row_tile(width, heads, per_thread=16)
     parts = rows.chunks(num)
@@ -240,8 +250,8 @@ def read_backward(
             p_z=z[part],
             p_inverse=inverse[part],
             p_lse=lse,
-            p_grad_z=None if added is None else added[part],
-            p_shift=shift,
+            p_grad_z=None if grad_z is None else grad_z[part].contiguous(),
+            p_grad_lse=None if grad_lse is None else grad_lse.contiguous(),
             p_grad_query=grad_query if per_token else grad_query[i],
             num_sources=part.stop - part.start,
             num_rows=view.num,
@@ -252,6 +262,7 @@ def read_backward(
             GROUPS=groups,
             PER_TOKEN=per_token,
             ADD_QUERY=i > 0,
+            ALONE=alone,
             SAME=isinstance(outer, int),
             SPLIT=view.split,
             WIDE=TYPES[wide],
