@@ -28,6 +28,7 @@ ALLOWED = {
         "repro.errors",
         "analysis",
     },
+    "repro.conformance": {"repro.ops", "repro.depth", "repro.runs"},
     "repro.errors": set(),
     "repro": set(),
     "analysis": {"repro.runs", "repro.errors"},
