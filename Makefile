@@ -64,6 +64,10 @@ smoke: $(STAMP)  ## every arm through the whole pipeline, under two minutes
 	$(RUN) -m repro.train.step_time experiment=table4 scale=smoke
 	$(RUN) -m repro.reproduce render table4 fig6 --scale smoke
 
+conformance: $(STAMP)  ## the literals through every backend here and every public AttnRes (peers go into .venv-peers)
+	$(RUN) -m repro.conformance install
+	$(RUN) -m repro.conformance
+
 test: $(STAMP)  ## the whole test suite
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2
 

@@ -39,6 +39,7 @@ def install(folder: Path) -> list[str]:
     borrowed = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
     (Path(site) / "borrowed.pth").write_text("\n".join(borrowed) + "\n", encoding="utf-8")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip += ["--retries", "1"]
     done = subprocess.run([*pip, *pins()], stdout=sys.stderr, stderr=subprocess.DEVNULL)
     if done.returncode == 0:
         return []
