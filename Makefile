@@ -14,7 +14,7 @@ RUN     := $(VENV)/bin/python
 STAMP   := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data reproduce table4 fig6 init lr lr_fairness published kernels traffic smoke test lint clean
+.PHONY: help setup data reproduce table4 fig6 init lr lr_fairness published kernels traffic smoke conformance test lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
