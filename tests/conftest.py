@@ -1,6 +1,7 @@
 """One thread per test process, set before torch starts: waiting OpenMP threads of two processes on two cores
 slow both down many times over, and results then depend on no thread count. In CI, hypothesis draws the same
-examples every time, so that a red run is about the change and can be repeated anywhere with CI=1."""
+examples every time, so that a red run is about the change and can be repeated anywhere with CI=1. Without a
+GPU, Triton's kernels run in its interpreter, which must be known before they are imported."""
 
 from __future__ import annotations
 
@@ -10,6 +11,11 @@ from hypothesis import settings
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
+
+import torch  # noqa: E402
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
