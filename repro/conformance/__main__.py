@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro.conformance import adapters, compare, install, run, table
+from repro.conformance.compare import Verdict
+from repro.conformance.run import Outcome
 from repro.runs.meta import host_description
 
 
@@ -56,8 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not asked.only:
         table.write(results, asked.out, machine(), "make conformance")
         print(f"\nwritten: {asked.out.name}/conformance.md and conformance.csv")
-    ours = [result for result in results if result[0].adapter.distribution == table.OURS]
-    return int(any(outcome.stopped or any(v.status != "pass" for v in found) for outcome, found in ours))
+    return int(any(wrong(*result) for result in results if result[0].adapter.distribution == table.OURS))
+
+
+def wrong(outcome: Outcome, verdicts: Sequence[Verdict]) -> bool:
+    """Whether one of ours fails a case, or stops for another reason than a package that is not installed."""
+    if outcome.stopped.startswith("not installed"):
+        return False
+    return bool(outcome.stopped) or any(v.status in ("fail", "raised") for v in verdicts)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ ADAPTERS = (
             raw_keys=True,
             token_query=True,
             interpreter=backend == "triton",
+            needs=("triton",) if backend == "triton" else (),
         )
         for backend in ("reference", "eager", "triton")
     ),
