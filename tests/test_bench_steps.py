@@ -131,6 +131,7 @@ def test_race_is_written_kept_and_measured_again(
 ) -> None:
     monkeypatch.setattr(machine, "is_quiet", lambda others, spread: True)
     monkeypatch.setattr(machine, "others_now", lambda: 0.0)
+    monkeypatch.setattr(steps, "_code_digest", lambda: "one")  # the sources may be edited while this runs
     path, said = tmp_path / "bench" / "steps.csv", []
 
     def run(setting: Setting = TINY, rounds: int = 2) -> pd.DataFrame:
@@ -163,6 +164,8 @@ def test_race_is_written_kept_and_measured_again(
     again = run(other, rounds=3)  # another stamp: this race alone is exchanged
     assert list(again.groupby("sweep", sort=False)["rounds"].first()) == [2, 3]
     assert len(again) == len(both)
+    monkeypatch.setattr(steps, "_code_digest", lambda: "two")
+    assert list(run(other).groupby("sweep", sort=False)["code"].first()) == ["one", "two"]
     noisy = table.read(path).assign(quiet=False)
     assert not table.kept(noisy, TINY, {}, noisy=False)
     assert table.kept(noisy, TINY, {}, noisy=True)
