@@ -62,8 +62,9 @@ def test_gradcheck_of_a_mix_by_given_logits(act: str, num_queries: int, heads: i
     logits = sources_of(3, 2, num_queries, heads, name="logit")
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-        mixed, lse = ops.mix_scored(tensors[:3], tensors[3:], act=act, backend="eager")
-        return (mixed, lse) if act == "softmax" else (mixed,)
+        histories, _ = ops.mix(tensors[:3], tensors[3:], act=act, backend="eager")
+        parts = [(h.mixed, h.lse) if act == "softmax" else (h.mixed,) for h in histories]
+        return tuple(part for pair in parts for part in pair)
 
     assert torch.autograd.gradcheck(run, (*sources, *logits))
 
@@ -247,11 +248,13 @@ def test_under_torch_compile() -> None:
     def run(query: Tensor, queries: Tensor, *sources: Tensor) -> Tensor:
         mixed, weights = ops.depth_mix(sources, query)
         stats = ops.attend_with_stats(sources, queries)
-        logits = [ops.score_source(source, queries) for source in sources]
-        read, _ = ops.mix_scored(sources, logits)
-        return (
-            mixed.sin().sum() + weights.square().sum() + ops.normalise_stats(stats).cos().sum() + read.sum()
+        scored = [ops.score(source, queries) for source in sources]
+        reads, passed = ops.mix(
+            [source for _, source in scored], [logits for logits, _ in scored], continued=[True, False]
         )
+        merged, _ = ops.merge(reads[0], None, passed[0], queries[1])
+        loss = mixed.sin().sum() + weights.square().sum() + ops.normalise_stats(stats).cos().sum()
+        return loss + merged.sin().sum() + reads[1].mixed.sum()
 
     inputs = (query, queries, *sources)
     value = run(*inputs)

@@ -33,16 +33,16 @@ Q = torch.zeros(4)
         (lambda: ops.depth_mix([X], Q, eps=-1.0), "eps must be at least 0"),
         (
             lambda: ops.depth_mix([X], Q, backend="cuda"),
-            "backend 'cuda' is not one of auto, eager, reference",
+            "backend 'cuda' is not one of auto, reference, eager, triton, fla, liger",
         ),
         (lambda: ops.attend_with_stats([X], Q), "queries must have shape"),
         (lambda: ops.attend_with_stats([X], Q[None], key_weight=Q), "key_weight must have shape"),
-        (lambda: ops.score_source(X, torch.zeros(2, 3)), "queries must have shape"),
-        (lambda: ops.mix_scored([X], []), "as many logits as sources"),
-        (lambda: ops.mix_scored([X], [torch.zeros(3, 1, 1)]), "equal leading axes"),
-        (lambda: ops.mix_scored([X], [torch.zeros(2, 1, 3)]), "heads must divide"),
+        (lambda: ops.score(X, torch.zeros(2, 3)), "queries must have shape"),
+        (lambda: ops.mix([X], []), "as many logits as sources"),
+        (lambda: ops.mix([X], [torch.zeros(3, 1, 1)]), "equal leading axes"),
+        (lambda: ops.mix([X], [torch.zeros(2, 1, 3)]), "heads must divide"),
         (
-            lambda: ops.mix_scored([X], [torch.zeros(2, 1, 1)], act="relu"),
+            lambda: ops.mix([X], [torch.zeros(2, 1, 1)], act="relu"),
             "not one of softmax, sigmoid, linear",
         ),
         (

@@ -7,11 +7,13 @@ sees complete blocks only; the output read has its own query and key norm. Lette
 Executions compute the same numbers in another order: `per_read` (Fig. 2) scores and mixes all sources at
 each read; `score_on_write` scores a source against all later queries once, when it is written, since a
 learned query does not wait for activations; `two_phase` (Algorithm 1, Appendix B) also mixes the history
-once for a group of reads, into which a read then merges what the group itself has written.
+once for a group of reads, at two levels: a group's history once for its reads, and what the group has
+written since once for the reads of a smaller group. A read adds what is left and merges the partial sum.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,23 +23,26 @@ from repro import ops
 from repro.depth.base import DepthMixer, tagged
 from repro.depth.boundaries import is_whole, source_plan
 from repro.errors import ConfigError
+from repro.ops import History
 from repro.ops.precision import full_precision
 
 QUERIES = ("learned", "latest_source", "mixed_state")
 QUERY_NORMS = ("unit", "rms", "none")
-#: Two-phase execution: reads that one pass over the history serves, at least (measured on CPU).
-READS_PER_GROUP = 8
+#: Two-phase execution: reads that one pass over the history serves, at least, outer and inner (measured).
+READS_PER_GROUP = (8, 4)
 
 
 class AttnResState(NamedTuple):
     """Sources, the partial sum of the open block, and what the execution has computed ahead."""
 
     sources: tuple[Tensor, ...]
-    partial: Tensor | None = None
-    queries: Tensor | None = None  # [L + 1, D], learned pseudo-queries times key gains
+    partial: Tensor | None = None  # of all outputs of the open block but the latest
+    latest: Tensor | None = None  # output that no read has seen yet, in an open block
+    queries: tuple[Tensor, ...] = ()  # of each read [D], learned pseudo-queries times key gains
+    stacked: Tensor | None = None  # the same as [L + 1, D]
     projections: tuple[Tensor, ...] = ()  # one [D, D] per read where the query depends on the input
     scores: tuple[dict[int, Tensor], ...] = ()  # per source: first read of a piece -> logits [..., R, H]
-    history: tuple[tuple[Tensor, Tensor], ...] = ()  # per read of the group: mix [..., D], logit [..., 1, H]
+    ahead: dict[int, History] = {}  # read -> what was mixed ahead for it
     mixed: Tensor | None = None  # what the previous sublayer read
 
 
@@ -85,7 +90,7 @@ class AttnRes(DepthMixer):
             ("arm.mixer.act", act, ops.ACTS),
             ("arm.mixer.query", query, QUERIES),
             ("arm.mixer.query_norm", query_norm, QUERY_NORMS),
-            ("runtime.backend", backend, tuple(ops.BACKENDS)),
+            ("runtime.backend", backend, ops.BACKENDS),
         ):
             if value not in allowed:
                 raise ConfigError(key, value, "one of " + ", ".join(allowed))
@@ -93,6 +98,7 @@ class AttnRes(DepthMixer):
         self.query, self.query_norm = query, query_norm
         self._mix_act = "sigmoid" if act == "sigmoid" else "softmax"
         self._norm = dict[str, Any](key_norm=key_norm, heads=heads, head_norm=head_norm, eps=eps)
+        self._keys = ops.key_normalisation(**self._norm)
         self._choose_execution(execution)
 
         reads = num_sublayers + self.output_read
@@ -103,26 +109,22 @@ class AttnRes(DepthMixer):
         self.key_gains = tagged(torch.ones(reads, width), "gain") if key_gain and key_norm else None
 
     def _choose_execution(self, execution: str) -> None:
-        """Fall back where an execution does not apply, and group the reads of a two-phase one."""
+        """Fall back where an execution does not apply, and plan which mix uses which score."""
         if execution == "auto" and self.heads > 1:
             self.execution = "per_read"  # no batched product over heads pays at these widths (measured)
-        if self.query != "learned":
+        if self.query != "learned" or self.backend in ops.SINGLE_READS:
             self.execution = "per_read"  # the query waits for an activation: nothing can be scored ahead
         elif self.plan.window is not None and self.execution == "two_phase":
             self.execution = "score_on_write"  # the reads of a group would see different histories
-        groups = tuple(range(l, l + 1) for l in range(self.num_sublayers + 1))
-        if self.execution == "two_phase":
-            groups = self.plan.groups(READS_PER_GROUP)
-        reads = range(self.num_sublayers + 1)
+        two_phase = self.execution == "two_phase"
         # Plain tuples, so that a pass looks things up and torch.compile sees constants.
-        self._group = tuple((group.start, len(group)) for group in groups for _ in group)
+        self._levels = self.plan.levels(READS_PER_GROUP) if two_phase else ()
+        self._num_reads = self.num_sublayers + self.output_read
+        reads = range(self.num_sublayers + 1)
         self._visible = tuple(tuple(self.plan.visible(l)) for l in reads)
-        self._since_group = tuple(
-            self._visible[l][self.plan.completed(start) :] if size > 1 else self._visible[l]
-            for l, (start, size) in enumerate(self._group)
-        )
+        self._completed = tuple(self.plan.completed(l) for l in reads)
         self._pieces = tuple(
-            self.plan.pieces(source, self._group, self.num_sublayers + self.output_read)
+            self.plan.pieces(source, self._levels, self._num_reads)
             for source in range(len(self.plan.ends) + 1)
         )
 
@@ -132,28 +134,31 @@ class AttnRes(DepthMixer):
         state = AttnResState((embedding,), mixed=embedding)
         if self.query != "learned":
             return state._replace(projections=self.query_projections.unbind(0))
-        state = state._replace(queries=self._folded_queries())
-        return state if self.execution == "per_read" else state._replace(scores=(self._score(state),))
+        queries = self._folded_queries()
+        state = state._replace(queries=queries.unbind(0), stacked=queries)
+        return state if self.execution == "per_read" else self._add_source(state, embedding, None)
 
     def read(self, state: AttnResState, l: int) -> tuple[Tensor, AttnResState]:
         if self.execution == "per_read":
             mixed = self._mix_at_read(state, l)
-        else:
-            start, size = self._group[l]
-            if size > 1 and l == start:
-                state = state._replace(history=self._mix_history(state, l))
-            mixed = self._mix_ahead(state, l)
-        return mixed, state._replace(mixed=mixed)
+            return mixed, state._replace(mixed=mixed)
+        for level in range(len(self._levels)):
+            group = self._levels[level][l]
+            if l == group.start and len(group) > 1:
+                state = self._mix_group(state, level, group)
+        return self._finish_read(state, l)
 
     def write(self, state: AttnResState, l: int, output: Tensor) -> AttnResState:
         output = output.to(state.sources[0].dtype)  # under autocast, sums and sources stay as wide as it
+        completes = l + 1 in self.plan.ends
+        if self.execution != "per_read":
+            if completes:
+                return self._add_source(state, output, state.partial)
+            return state._replace(latest=output)
         partial = output if state.partial is None else state.partial + output
-        if l + 1 not in self.plan.ends:
-            return state._replace(partial=partial)
-        state = state._replace(sources=(*state.sources, partial), partial=None)
-        if self.execution == "per_read":
-            return state
-        return state._replace(scores=(*state.scores, self._score(state)))
+        if completes:
+            return state._replace(sources=(*state.sources, partial), partial=None)
+        return state._replace(partial=partial)
 
     def finish(self, state: AttnResState) -> Tensor:
         return self.read(state, self.num_sublayers)[0]
@@ -170,7 +175,7 @@ class AttnRes(DepthMixer):
         if len(sources) == 1 and self.act != "sigmoid":
             return self._only_source(l, sources[0])
         gain = None
-        if state.queries is not None:
+        if state.queries:
             query = state.queries[l]
         else:
             query = self._projected_query(state, l, sources[-1])
@@ -208,67 +213,121 @@ class AttnRes(DepthMixer):
         queries = self.queries.to(wide)
         return queries if self.key_gains is None else queries * self.key_gains.to(wide)
 
-    def _logits(self, source: Tensor, queries: Tensor) -> Tensor:
-        """[..., R, H]; the normalised sigmoid is a softmax of log-sigmoids and needs no further case."""
-        logits = ops.score_source(source, queries, backend=self.backend, **self._norm)
-        return ops.log_sigmoid(logits) if self.act == "sigmoid_normalized" else logits
+    def _add_source(self, state: AttnResState, output: Tensor, partial: Tensor | None) -> AttnResState:
+        """Complete a source and score it against the reads that will see it, in the pieces they use."""
+        assert state.stacked is not None
+        reads, pieces = self._pieces[len(state.scores)]
+        source = output if partial is None else partial
+        scores: dict[int, Tensor] = {}
+        if reads:
+            contiguous = reads[-1] - reads[0] + 1 == len(reads)
+            rows = state.stacked[reads[0] : reads[-1] + 1] if contiguous else state.stacked[list(reads)]
+            addend = None if partial is None else output
+            logits, source = ops.score(source, rows, self._keys, addend=addend, backend=self.backend)
+            if self.act == "sigmoid_normalized":  # a softmax of log-sigmoids: no further case below
+                logits = ops.log_sigmoid(logits)
+            parts = logits.split([size for _, size in pieces], -2)
+            scores = {start: part for (start, _), part in zip(pieces, parts, strict=True)}
+        elif partial is not None:
+            source = partial + output
+        sources = (source,) if not state.scores else (*state.sources, source)
+        return state._replace(sources=sources, partial=None, latest=None, scores=(*state.scores, scores))
 
-    def _score(self, state: AttnResState) -> dict[int, Tensor]:
-        """Score the newest source against the reads that will see it, in the pieces that they are used in."""
-        assert state.queries is not None
-        reads, pieces = self._pieces[len(state.sources) - 1]
-        if not reads:
-            return {}
-        contiguous = reads[-1] - reads[0] + 1 == len(reads)
-        rows = state.queries[reads[0] : reads[-1] + 1] if contiguous else state.queries[list(reads)]
-        logits = self._logits(state.sources[-1], rows)
-        parts = logits.split([size for _, size in pieces], -2)
-        return {start: part for (start, _), part in zip(pieces, parts, strict=True)}
+    def _mix_group(self, state: AttnResState, level: int, group: range) -> AttnResState:
+        """Phase 1: mix what no outer level has mixed yet, for all reads of a group at once."""
+        start = group.start
+        new = range(self._covered(start, level), self._completed[start])
+        if not new:
+            return state
+        reads = [l for l in group if l < self._num_reads]
+        priors = [state.ahead[l] for l in reads if l in state.ahead]
+        # The group's first read is complete with its history; all others have more to come.
+        histories, state = self._mix(state, new, start, priors, None, [l != start for l in reads])
+        return state._replace(ahead={**state.ahead, **dict(zip(reads, histories, strict=True))})
 
-    def _mix_history(self, state: AttnResState, l: int) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Phase 1: the complete sources mixed for all reads of the group that starts at read l."""
-        logits = [scores[l] for scores in state.scores]
-        if len(logits) == 1 and self.act != "sigmoid":
-            mixed = state.sources * logits[0].shape[-2]
-            lse = logits[0]
-        else:
-            mix, lse = ops.mix_scored(state.sources, logits, act=self._mix_act, backend=self.backend)
-            mixed = mix.unbind(-2)
-        return tuple(zip(mixed, lse.split(1, -2), strict=True))
+    def _covered(self, l: int, level: int) -> int:
+        """Sources that the levels above `level` have mixed when read l is computed."""
+        above = [groups[l] for groups in self._levels[:level] if len(groups[l]) > 1]
+        return self._completed[above[-1].start] if above else 0
 
-    def _mix_ahead(self, state: AttnResState, l: int) -> Tensor:
-        """Phase 2: merge what came after the history (everything, where a read is its own group)."""
-        start, size = self._group[l]
-        sources, logits = [], []
-        if size > 1:
-            mix, logit = state.history[l - start]
-            sources, logits = [mix], [logit]
-        sources += [state.sources[i] for i in self._since_group[l]]
-        logits += [state.scores[i][l] for i in self._since_group[l]]
-        if state.partial is not None:
-            assert state.queries is not None
-            sources.append(state.partial)
-            logits.append(self._logits(state.partial, state.queries[l : l + 1]))
-        if self.tap is not None:
-            self._record_ahead(state, l, logits[-1])
+    def _mix(
+        self,
+        state: AttnResState,
+        sources: Sequence[int],
+        piece: int,
+        priors: Sequence[History],
+        dtype: torch.dtype | None,
+        continued: Sequence[bool],
+    ) -> tuple[list[History], AttnResState]:
+        """Some sources on top of the priors; the state goes on with what the mix returns of them."""
+        histories, passed = ops.mix(
+            [state.sources[i] for i in sources],
+            [state.scores[i][piece] for i in sources],
+            priors,
+            act=self._mix_act,
+            dtype=dtype,
+            continued=continued,
+            backend=self.backend,
+        )
+        kept = list(state.sources)
+        for i, source in zip(sources, passed, strict=True):
+            kept[i] = source
+        return histories, state._replace(sources=tuple(kept))
+
+    def _finish_read(self, state: AttnResState, l: int) -> tuple[Tensor, AttnResState]:
+        """Phase 2: what no level has mixed, then the partial sum with the latest output."""
         dtype = state.sources[0].dtype
-        if len(sources) == 1 and (size > 1 or self.act != "sigmoid"):
-            return sources[0].to(dtype)
-        mixed, _ = ops.mix_scored(sources, logits, act=self._mix_act, dtype=dtype, backend=self.backend)
-        return mixed.squeeze(-2)
+        prior = state.ahead.get(l)
+        rest = self._visible[l][self._covered(l, len(self._levels)) :]
+        if rest:
+            open_block = state.latest is not None
+            priors = [] if prior is None else [prior]
+            (prior,), state = self._mix(state, rest, l, priors, None if open_block else dtype, [open_block])
+        assert prior is not None
+        if state.latest is None:
+            mixed = prior.mixed.to(dtype)
+        else:
+            mixed, partial = self._merge(state, l, prior)
+            state = state._replace(partial=partial, latest=None)
+        if self.tap is not None:
+            self._record_ahead(state, l)
+        return mixed, state
+
+    def _merge(self, state: AttnResState, l: int, prior: History) -> tuple[Tensor, Tensor]:
+        """Read l of its history and the partial sum, and that partial sum with the latest output in it."""
+        assert state.latest is not None and state.stacked is not None
+        if self.act != "sigmoid_normalized":
+            return ops.merge(
+                prior,
+                state.partial,
+                state.latest,
+                state.queries[l],
+                self._keys,
+                act=self._mix_act,
+                backend=self.backend,
+            )
+        source = state.latest if state.partial is None else state.partial
+        addend = None if state.partial is None else state.latest
+        logits, source = ops.score(
+            source, state.stacked[l : l + 1], self._keys, addend=addend, backend=self.backend
+        )
+        (read,), (source,) = ops.mix(
+            [source], [ops.log_sigmoid(logits)], [prior], dtype=source.dtype, backend=self.backend
+        )
+        return read.mixed, source
 
     @torch.no_grad()
-    def _record_ahead(self, state: AttnResState, l: int, last: Tensor) -> None:
-        """Weights of read l from the logits of all its sources; `last` is the partial sum's, if any."""
-        start, size = self._group[l]
+    def _record_ahead(self, state: AttnResState, l: int) -> None:
+        """Weights of read l from the logits of all its sources."""
         logits = []
         for i in self._visible[l]:
-            scores = state.scores[i]
-            in_history = size > 1 and i not in self._since_group[l]
-            logits.append(scores[start].narrow(-2, l - start, 1) if in_history else scores[l])
+            start = max(start for start, _ in self._pieces[i][1] if start <= l)
+            logits.append(state.scores[i][start][..., l - start, :])
         if state.partial is not None:
-            logits.append(last)
-        stack = torch.stack(logits).squeeze(-2)
+            own, _ = ops.score(state.partial, state.queries[l].unsqueeze(0), self._keys, backend=self.backend)
+            own = ops.log_sigmoid(own) if self.act == "sigmoid_normalized" else own
+            logits.append(own.squeeze(-2))
+        stack = torch.stack(logits)
         weights = stack.sigmoid() if self.act == "sigmoid" else stack.softmax(0)
         self.record(l, weights.movedim(-1, 1))
 
@@ -285,7 +344,8 @@ class AttnRes(DepthMixer):
         return self.heads
 
     def stream(self, state: AttnResState) -> Tensor | None:
-        return state.sources[-1] if state.partial is None else state.partial
+        parts = [part for part in (state.partial, state.latest) if part is not None]
+        return sum(parts[1:], parts[0]) if parts else state.sources[-1]
 
     def parameters_without_gradient(self) -> set[str]:
         """Row 0: the first read has one source, whose weight is one except under a raw sigmoid."""

@@ -6,6 +6,7 @@ counted like sublayers, from 0; read L is the output read. Source 0 is the embed
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -119,18 +120,35 @@ class SourcePlan:
         last = groups.pop()
         return (*groups, range(last.start, last.stop + 1))
 
+    def levels(self, sizes: Sequence[int]) -> tuple[tuple[range, ...], ...]:
+        """For each read its group at every level, outermost first; a group lies in one of the level above.
+
+        sizes: reads per group at least, from the outer to the inner level. A level in which all groups of
+        more than one read are also groups of the level above is left out.
+        """
+        levels: list[tuple[range, ...]] = []
+        starts: set[int] = set()
+        for size in sizes:
+            starts |= {group.start for group in self.groups(size)}
+            edges = [*sorted(starts), self.num_sublayers + 1]
+            groups = tuple(range(a, b) for a, b in itertools.pairwise(edges))
+            by_read = tuple(group for group in groups for _ in group)
+            if any(len(group) > 1 and (not levels or levels[-1][group.start] != group) for group in groups):
+                levels.append(by_read)
+        return tuple(levels)
+
     def pieces(
-        self, source: int, group: Sequence[tuple[int, int]], num_reads: int
+        self, source: int, levels: Sequence[Sequence[range]], num_reads: int
     ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
         """The reads that a source is scored against when it is complete, and how the scores are cut.
 
-        group: (first read, number of reads) of the group of each read. A piece, (first read, number), is a
-        later group as a whole, or a single read of the group that is open.
+        levels: as from `levels`. A piece, (first read, number of reads), is what one mix uses: a group that
+        is still to come, of the outermost level that has one for the read, or a single read.
         """
         first = 0 if source == 0 else self.ends[source - 1]
         reads = tuple(l for l in self.readers(source) if l < num_reads)
         sizes: dict[int, int] = {}
         for l in reads:
-            start = group[l][0] if group[l][0] >= first else l
+            start = next((level[l].start for level in levels if level[l].start >= first), l)
             sizes[start] = sizes.get(start, 0) + 1
         return reads, tuple(sizes.items())

@@ -35,8 +35,7 @@ class NoOutputRead(AttnRes):
         self.output = output
 
     def finish(self, state: AttnResState) -> Tensor:
-        parts = [*state.sources, *([] if state.partial is None else [state.partial])]
-        return parts[-1] if self.output == "partial" else torch.stack(parts).sum(0)
+        return state.sources[-1] if self.output == "partial" else torch.stack(state.sources).sum(0)
 
     def source_columns(self, l: int) -> list[int]:
         return [] if l == self.num_sublayers else super().source_columns(l)

@@ -1,21 +1,22 @@
 """Depth attention as functions on a list of sources: tensors in, tensors out, one signature per operation.
 
 `depth_mix` is one read of AttnRes (Eqs. 2 to 6). `attend_with_stats` and `merge_stats` are the two halves
-of Algorithm 1. `score_source` and `mix_scored` split a read into its scores, which a learned query allows
-to compute when a source is written, and its weighted sum. Letters: S sources, D width, H heads, Q and R
-numbers of queries, "..." any leading axes (none included).
+of Algorithm 1 in the paper's own form. `score`, `mix` and `merge` cut a read into phases that share their
+passes over memory: a source is scored once, when it is written, a history mixed once for several reads.
+Letters: S sources, D width, H heads, Q and R numbers of queries, "..." any leading axes (none included).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from repro.ops import eager, reference, stats
+from repro.ops import stats
+from repro.ops.backends import BACKENDS, SINGLE_READS, Backend, load, pick
+from repro.ops.history import History, Norm
 from repro.ops.precision import full_precision
 from repro.ops.reference import log_sigmoid
 from repro.ops.stats import Stats, normalise_stats
@@ -23,25 +24,30 @@ from repro.ops.stats import Stats, normalise_stats
 __all__ = [
     "ACTS",
     "BACKENDS",
+    "SINGLE_READS",
+    "History",
+    "Norm",
     "Stats",
     "attend_with_stats",
     "depth_mix",
+    "key_normalisation",
     "log_sigmoid",
+    "merge",
     "merge_stats",
-    "mix_scored",
+    "mix",
     "normalise_stats",
-    "score_source",
+    "pick",
+    "score",
 ]
 
-#: Name (`runtime.backend`) -> module with `depth_mix`, `score_source` and `mix_scored`.
-BACKENDS: dict[str, ModuleType] = {"auto": eager, "eager": eager, "reference": reference}
 ACTS = ("softmax", "sigmoid", "sigmoid_normalized")
 
 
-def _backend(name: str) -> ModuleType:
-    if name not in BACKENDS:
-        raise ValueError(f"backend {name!r} is not one of {', '.join(BACKENDS)}")
-    return BACKENDS[name]
+def _backend(name: str, device: torch.device, phases: bool = False) -> Backend:
+    found = load(pick(name, device))
+    if phases and found.score is None:
+        raise ValueError(f"backend {name!r} computes single reads only (depth_mix), not their phases")
+    return found
 
 
 def _check_sources(sources: Sequence[Tensor]) -> Tensor:
@@ -101,8 +107,8 @@ def depth_mix(
     Returns mixed [..., D] in the sources' dtype and weights [S, H, ...] in float32 or wider, both
     differentiable once in sources, query and key_weight. ValueError on anything else. Eqs. 2 to 4.
     """
-    module = _backend(backend)
     first = _check_sources(sources)
+    module = _backend(backend, first.device)
     width = first.shape[-1]
     _check_like("query", query, [(width,), tuple(first.shape)], first)
     if key_weight is not None:
@@ -132,18 +138,16 @@ def attend_with_stats(
     [Q, H, ...], in float32 or wider; o / l is the softmax read (`normalise_stats`). ValueError as in
     `depth_mix`.
     """
-    module = _backend(backend)
     first = _check_sources(sources)
+    module = _backend(backend, first.device, phases=True)
     width = first.shape[-1]
     _check_like("queries", queries, [(queries.shape[0] if queries.dim() else 1, width)], first)
     if key_weight is not None:
         _check_like("key_weight", key_weight, [tuple(queries.shape)], first)
     _check_options(width, heads, eps)
-    norm: dict[str, Any] = {"key_norm": key_norm, "heads": heads, "head_norm": head_norm, "eps": eps}
+    norm = key_normalisation(key_norm, heads, head_norm, eps)
     with full_precision(first.device):
-        return stats.attend_with_stats(
-            module.score_source, module.mix_scored, sources, queries, key_weight=key_weight, **norm
-        )
+        return stats.attend_with_stats(module, sources, queries, norm, key_weight=key_weight)
 
 
 def merge_stats(a: Stats, b: Stats) -> Stats:
@@ -157,49 +161,54 @@ def merge_stats(a: Stats, b: Stats) -> Stats:
     return stats.merge_stats(a, b)
 
 
-def score_source(
+def key_normalisation(key_norm: bool, heads: int, head_norm: bool, eps: float) -> Norm:
+    """The options of `depth_mix` as the phases take them."""
+    return Norm(heads, 0 if not key_norm else heads if head_norm else 1, eps)
+
+
+def score(
     source: Tensor,
     queries: Tensor,
+    norm: Norm | None = None,
     *,
-    key_norm: bool = True,
-    heads: int = 1,
-    head_norm: bool = False,
-    eps: float = 1e-8,
+    addend: Tensor | None = None,
     backend: str = "auto",
-) -> Tensor:
-    """Logits of one source against R queries at once: [..., R, H], in float32 or wider.
+) -> tuple[Tensor, Tensor]:
+    """Logits of one source against R queries at once, in float32 or wider, and the source to go on with.
 
     source: [..., D].  queries: [R, D], each multiplied by its key gain beforehand (only the product
-    matters). ValueError as in `depth_mix`.
+    matters).  addend: [..., D], added to the source first (a partial sum and the output that completes it).
+    Returns logits [..., R, H] and the source [..., D]. ValueError as in `depth_mix`.
     """
-    module = _backend(backend)
-    first = _check_sources([source])
+    norm = norm or Norm()
+    first = _check_sources([source] if addend is None else [source, addend])
     width = first.shape[-1]
     _check_like("queries", queries, [(queries.shape[0] if queries.dim() else 1, width)], first)
-    _check_options(width, heads, eps)
+    _check_options(width, norm.heads, norm.eps)
+    found = _backend(backend, first.device, phases=True)
     with full_precision(first.device):
-        return module.score_source(
-            source, queries, key_norm=key_norm, heads=heads, head_norm=head_norm, eps=eps
-        )
+        return found.score(source, queries, norm, addend)  # type: ignore[misc]
 
 
-def mix_scored(
+def mix(
     sources: Sequence[Tensor],
     logits: Sequence[Tensor],
+    priors: Sequence[History] = (),
     *,
     act: str = "softmax",
     dtype: torch.dtype | None = None,
+    continued: Sequence[bool] | None = None,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Q weighted sums of the same sources by given logits.
+) -> tuple[list[History], list[Tensor]]:
+    """Q weighted sums of the same sources by given logits, each on top of its prior where there are priors.
 
-    sources: list of [..., D].  logits: as many of [..., Q, H].  act: softmax, sigmoid, or linear (the
-    logits are the weights).  Returns mixed [..., Q, D], in `dtype` (default: float32 or wider, so that
-    the one cast can come last), and the logit [..., Q, H] under which a mixed tensor stands for its
-    sources in a later mix: log-sum-exp for softmax, infinity (weight one) otherwise. ValueError where
-    the shapes do not fit.
+    sources: list of [..., D].  logits: as many of [..., Q, H].  priors: none, or Q of them.  act: softmax,
+    sigmoid, or linear (the logits are the weights).  dtype: of the mixes (default: float32 or wider under
+    `reference` and `eager`, so that the one cast can come last; the sources' under `triton`).
+    continued: for each read whether a later `mix` or `merge` takes it as its prior (default: none); its mix
+    is then for that one use. Returns Q histories and the sources to go on with. ValueError where shapes do
+    not fit, or where a prior was not mixed to be continued.
     """
-    module = _backend(backend)
     if len(sources) == 0 or len(sources) != len(logits):
         raise ValueError(f"as many logits as sources are needed, got {len(logits)} for {len(sources)}")
     if act not in ("softmax", "sigmoid", "linear"):
@@ -211,6 +220,49 @@ def mix_scored(
                 f"sources must be [..., D] and logits [..., Q, H] with equal leading axes, got "
                 f"{tuple(source.shape)} and {tuple(logit.shape)}"
             )
-    _check_options(shape[-1], logits[0].shape[-1], 0.0)
+    reads, heads = logits[0].shape[-2:]
+    if priors and len(priors) != reads:
+        raise ValueError(f"no priors or one per read are needed, got {len(priors)} for {reads} reads")
+    continued = [False] * reads if continued is None else list(continued)
+    if len(continued) != reads:
+        raise ValueError(f"continued must say yes or no for each of {reads} reads, got {len(continued)}")
+    _check_priors(priors)
+    _check_options(shape[-1], heads, 0.0)
+    found = _backend(backend, sources[0].device, phases=True)
     with full_precision(sources[0].device):
-        return module.mix_scored(sources, logits, act=act, dtype=dtype)
+        return found.mix(sources, logits, priors, act=act, dtype=dtype, continued=continued)  # type: ignore[misc]
+
+
+def _check_priors(priors: Sequence[History]) -> None:
+    if any(prior.message is None for prior in priors):
+        raise ValueError("a prior must come from mix(..., continued=[...]) with True for its read")
+
+
+def merge(
+    prior: History,
+    partial: Tensor | None,
+    output: Tensor,
+    query: Tensor,
+    norm: Norm | None = None,
+    *,
+    act: str = "softmax",
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The read of a history and of the partial sum plus the latest sublayer output (Algorithm 1, phase 2).
+
+    prior: of `mix`.  partial: [..., D] or None where the block has one output.  output: [..., D].  query:
+    [D], times its key gain.  act: softmax or sigmoid.  Returns the read, in the output's dtype, and the
+    partial sum to go on with. ValueError where the shapes do not fit.
+    """
+    norm = norm or Norm()
+    first = _check_sources([output] if partial is None else [partial, output])
+    width = first.shape[-1]
+    _check_like("query", query, [(width,)], first)
+    _check_like("prior.mixed", prior.mixed, [tuple(first.shape)], first)
+    _check_priors([prior])
+    if act not in ("softmax", "sigmoid"):
+        raise ValueError(f"act {act!r} is not one of softmax, sigmoid")
+    _check_options(width, norm.heads, norm.eps)
+    found = _backend(backend, first.device, phases=True)
+    with full_precision(first.device):
+        return found.merge(prior, partial, output, query, norm, act)  # type: ignore[misc]

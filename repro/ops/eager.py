@@ -20,7 +20,7 @@ from repro.ops.precision import full_precision
 from repro.ops.reference import compute_dtype, fold, split_heads
 
 
-def _spread(scalars: Tensor, width: int) -> Tensor:
+def spread(scalars: Tensor, width: int) -> Tensor:
     """[..., H] -> [..., D], each head's scalar over its channels (H = 1: left to broadcasting)."""
     heads = scalars.shape[-1]
     if heads == 1:
@@ -28,7 +28,7 @@ def _spread(scalars: Tensor, width: int) -> Tensor:
     return scalars.unsqueeze(-1).expand(*scalars.shape, width // heads).flatten(-2)
 
 
-def _head_sums(x: Tensor, heads: int) -> Tensor:
+def head_sums(x: Tensor, heads: int) -> Tensor:
     """[..., D] -> [..., H]."""
     return x.sum(-1, keepdim=True) if heads == 1 else split_heads(x, heads).sum(-1)
 
@@ -40,7 +40,7 @@ def _head_indicator(like: Tensor, heads: int) -> Tensor:
     )
 
 
-def _dots(values: Sequence[Tensor], grad: Tensor, heads: int) -> Tensor:
+def dots(values: Sequence[Tensor], grad: Tensor, heads: int) -> Tensor:
     """Products of gradient and each source summed over each head: [S, ..., H]; one scratch for all."""
     scratch = torch.empty_like(grad)
     if heads == 1:
@@ -49,14 +49,14 @@ def _dots(values: Sequence[Tensor], grad: Tensor, heads: int) -> Tensor:
     return torch.stack([torch.matmul(torch.mul(value, grad, out=scratch), indicator) for value in values])
 
 
-def _inverse_rms(source: Tensor, groups: int, eps: float) -> Tensor:
+def inverse_rms(source: Tensor, groups: int, eps: float) -> Tensor:
     """1 / RMS of [..., D] over the whole width (groups = 1) or per head: [..., groups]."""
     grouped = split_heads(source, groups)
     norm = torch.linalg.vector_norm(grouped, dim=-1)
     return norm.square().div_(grouped.shape[-1]).add_(eps).rsqrt_()
 
 
-def _norm_pullback(grad: Tensor, source: Tensor, inverse: Tensor, product: Tensor) -> Tensor:
+def norm_pullback(grad: Tensor, source: Tensor, inverse: Tensor, product: Tensor) -> Tensor:
     """Add in place what the key norm sends back: -source / RMS^2 times the mean of gradient . logit.
 
     product: [..., H], sum over queries of gradient times logit; inverse: [..., 1 or H].
@@ -65,48 +65,7 @@ def _norm_pullback(grad: Tensor, source: Tensor, inverse: Tensor, product: Tenso
     if groups == 1:
         product = product.sum(-1, keepdim=True)
     size = source.shape[-1] // groups
-    return grad.addcmul_(source, _spread(product * inverse.square(), source.shape[-1]), value=-1.0 / size)
-
-
-class _Score(torch.autograd.Function):
-    """One source against R queries: logit = q . RMSNorm(v)."""
-
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, queries: Tensor, heads: int, groups: int, eps: float) -> Tensor:
-        dtype = compute_dtype(source, queries)
-        value, wide = source.to(dtype), queries.to(dtype)
-        if heads == 1:
-            logits = torch.matmul(value, wide.T).unsqueeze(-1)
-        else:
-            logits = torch.einsum("...hd,rhd->...rh", split_heads(value, heads), split_heads(wide, heads))
-        inverse = None
-        if groups:
-            inverse = _inverse_rms(value, groups, eps)
-            logits = logits * inverse.unsqueeze(-2)
-        ctx.save_for_backward(source, queries, logits, inverse)
-        return logits
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        source, queries, logits, inverse = ctx.saved_tensors
-        with full_precision(source.device):
-            heads, dtype = grad.shape[-1], logits.dtype
-            value, wide = source.to(dtype), queries.to(dtype)
-            raw = grad if inverse is None else grad * inverse.unsqueeze(-2)
-            if heads == 1:
-                raw = raw.squeeze(-1)
-                grad_source = torch.matmul(raw, wide)
-                grad_queries = raw.reshape(-1, raw.shape[-1]).T @ value.reshape(-1, value.shape[-1])
-            else:
-                grouped, query = split_heads(value, heads), split_heads(wide, heads)
-                grad_source = torch.einsum("...rh,rhd->...hd", raw, query).flatten(-2)
-                grad_queries = torch.einsum(
-                    "trh,thd->rhd", raw.reshape(-1, *raw.shape[-2:]), grouped.reshape(-1, *grouped.shape[-2:])
-                ).flatten(-2)
-            if inverse is not None:
-                _norm_pullback(grad_source, value, inverse, (grad * logits).sum(-2))
-        return grad_source.to(source.dtype), grad_queries.to(queries.dtype), None, None, None
+    return grad.addcmul_(source, spread(product * inverse.square(), source.shape[-1]), value=-1.0 / size)
 
 
 def _weigh(act: str, logits: Tensor) -> Tensor:
@@ -132,68 +91,18 @@ def _weigh_backward(act: str, grad: Tensor, weights: Tensor, logits: Tensor | No
     return weights * centred * torch.sigmoid(-logits)
 
 
-def _chain(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
+def chain(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Weighted sum of [..., D] by [S, ..., H], one source after the other."""
     width = sources[0].shape[-1]
-    mixed = sources[0] * _spread(weights[0], width)
+    mixed = sources[0] * spread(weights[0], width)
     for source, weight in zip(sources[1:], weights[1:], strict=True):
-        mixed.addcmul_(source, _spread(weight, width))
+        mixed.addcmul_(source, spread(weight, width))
     return mixed
 
 
-def _by_token(x: Tensor) -> Tensor:
+def by_token(x: Tensor) -> Tensor:
     """[S, ..., X] -> [tokens, S, X], a view where x is contiguous."""
     return x.reshape(x.shape[0], -1, x.shape[-1]).transpose(0, 1)
-
-
-class _Mix(torch.autograd.Function):
-    """Q weighted sums of the same sources by given logits; sources first, then logits, in `tensors`."""
-
-    @staticmethod
-    def forward(ctx: Any, act: str, dtype: torch.dtype | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        num = len(tensors) // 2
-        sources, logits = tensors[:num], tensors[num:]
-        wide = compute_dtype(*tensors)
-        z = torch.stack(logits).to(wide)  # [S, ..., Q, H]
-        weights = _weigh(act, z)
-        values = [source.to(wide) for source in sources]
-        num_queries, heads = z.shape[-2:]
-        if num_queries == 1:
-            mixed = _chain(values, weights.squeeze(-2)).unsqueeze(-2)
-        elif heads == 1:
-            stack, coefficients = _by_token(torch.stack(values)), _by_token(weights.squeeze(-1))
-            mixed = torch.bmm(coefficients.mT, stack).view(*z.shape[1:-1], stack.shape[-1])
-        else:
-            mixed = torch.stack([_chain(values, weights.select(-2, q)) for q in range(num_queries)], -2)
-        lse = torch.logsumexp(z, 0) if act == "softmax" else torch.full_like(z[0], torch.inf)
-        ctx.act = act
-        ctx.save_for_backward(weights, *sources)
-        return mixed.to(dtype or wide), lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-        weights, *sources = ctx.saved_tensors
-        with full_precision(grad.device):
-            heads, wide, width = weights.shape[-1], weights.dtype, grad.shape[-1]
-            grad = grad.to(wide)
-            values = [source.to(wide) for source in sources]
-            num_queries = weights.shape[-2]
-            if heads == 1 and num_queries > 1:
-                stack, coefficients = _by_token(torch.stack(values)), _by_token(weights.squeeze(-1))
-                flat = grad.reshape(-1, num_queries, width)
-                grad_weights = torch.bmm(stack, flat.mT).transpose(0, 1).reshape(weights.shape)
-                back = torch.bmm(coefficients, flat)
-                grad_sources = [part.view(values[0].shape) for part in back.unbind(1)]
-            else:
-                grads = grad.unbind(-2)
-                grad_weights = torch.stack([_dots(values, g, heads) for g in grads], -2)
-                grad_sources = [_chain(grads, weight.movedim(-2, 0)) for weight in weights.unbind(0)]
-            grad_logits = _weigh_backward(ctx.act, grad_weights, weights, None)
-            if ctx.act == "softmax":
-                grad_logits = torch.addcmul(grad_logits, weights, grad_lse)
-        back_sources = [g.to(source.dtype) for g, source in zip(grad_sources, sources, strict=True)]
-        return None, None, *back_sources, *grad_logits.unbind(0)
 
 
 class _Read(torch.autograd.Function):
@@ -210,16 +119,16 @@ class _Read(torch.autograd.Function):
         inverses: list[Tensor] = []
         logits = []
         for value in values:
-            logit = _head_sums(value * folded, heads) if by_head is None else torch.matmul(value, by_head)
+            logit = head_sums(value * folded, heads) if by_head is None else torch.matmul(value, by_head)
             if groups:
-                inverses.append(_inverse_rms(value, groups, eps))
+                inverses.append(inverse_rms(value, groups, eps))
                 logit = logit * inverses[-1]
             logits.append(logit)
         z = torch.stack(logits)  # [S, ..., H]
         weights = _weigh(act, z)
         ctx.act, ctx.num_sources = act, len(sources)
         ctx.save_for_backward(query, z, weights, *sources, *inverses)
-        return _chain(values, weights).to(sources[0].dtype), weights
+        return chain(values, weights).to(sources[0].dtype), weights
 
     @staticmethod
     @once_differentiable
@@ -230,16 +139,16 @@ class _Read(torch.autograd.Function):
             heads, wide, width = z.shape[-1], z.dtype, grad.shape[-1]
             grad, folded = grad.to(wide), query.to(wide)
             values = [source.to(wide) for source in sources]
-            dots = _dots(values, grad, heads).add_(grad_weights)
-            grad_logits = _weigh_backward(ctx.act, dots, weights, z)
+            products = dots(values, grad, heads).add_(grad_weights)
+            grad_logits = _weigh_backward(ctx.act, products, weights, z)
             grad_query = torch.zeros_like(folded)
             grad_sources = []
             for i, value in enumerate(values):
                 grad_logit = grad_logits[i]
-                raw = _spread(grad_logit * inverses[i] if inverses else grad_logit, width)
-                back = (grad * _spread(weights[i], width)).addcmul_(folded.expand_as(grad), raw)
+                raw = spread(grad_logit * inverses[i] if inverses else grad_logit, width)
+                back = (grad * spread(weights[i], width)).addcmul_(folded.expand_as(grad), raw)
                 if inverses:
-                    _norm_pullback(back, value, inverses[i], grad_logit * z[i])
+                    norm_pullback(back, value, inverses[i], grad_logit * z[i])
                 grad_sources.append(back.to(sources[i].dtype))
                 if query.dim() > 1:
                     grad_query.addcmul_(value, raw)
@@ -272,17 +181,3 @@ def depth_mix(
     groups = _groups(key_norm, heads, head_norm)
     mixed, weights = _Read.apply(fold(query, key_weight), act, heads, groups, eps, *sources)
     return mixed, weights.movedim(-1, 1)
-
-
-def score_source(
-    source: Tensor, queries: Tensor, *, key_norm: bool, heads: int, head_norm: bool, eps: float
-) -> Tensor:
-    """As `reference.score_source`."""
-    return _Score.apply(source, queries, heads, _groups(key_norm, heads, head_norm), eps)
-
-
-def mix_scored(
-    sources: Sequence[Tensor], logits: Sequence[Tensor], *, act: str, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor]:
-    """As `reference.mix_scored`."""
-    return _Mix.apply(act, dtype, *sources, *logits)

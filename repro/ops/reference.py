@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from repro.ops.history import History, Norm
+
 
 def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     """float32, or the widest type among the inputs where that is wider."""
@@ -72,26 +74,63 @@ def depth_mix(
     return mixed.to(sources[0].dtype), weights.movedim(-1, 1)
 
 
-def score_source(
-    source: Tensor, queries: Tensor, *, key_norm: bool, heads: int, head_norm: bool, eps: float
-) -> Tensor:
-    """Logits of one source [..., D] against R queries [R, D] with their gains folded in -> [..., R, H]."""
+def score(source: Tensor, queries: Tensor, norm: Norm, addend: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Logits [..., R, H] of a source, plus addend, against R queries with gains folded in; and the source."""
+    source = source if addend is None else source + addend
     dtype = compute_dtype(source, queries)
-    key = keys(source.to(dtype), key_norm=key_norm, heads=heads, head_norm=head_norm, eps=eps)
-    return torch.einsum("...hd,rhd->...rh", key, split_heads(queries.to(dtype), heads))
+    key = keys(
+        source.to(dtype),
+        key_norm=norm.groups > 0,
+        heads=norm.heads,
+        head_norm=norm.groups > 1,
+        eps=norm.eps,
+    )
+    return torch.einsum("...hd,rhd->...rh", key, split_heads(queries.to(dtype), norm.heads)), source
 
 
-def mix_scored(
-    sources: Sequence[Tensor], logits: Sequence[Tensor], *, act: str, dtype: torch.dtype | None
-) -> tuple[Tensor, Tensor]:
-    """Mix sources [..., D] by given logits, each [..., Q, H] -> mixed [..., Q, D], lse [..., Q, H]."""
+def mix(
+    sources: Sequence[Tensor],
+    logits: Sequence[Tensor],
+    priors: Sequence[History] = (),
+    *,
+    act: str,
+    dtype: torch.dtype | None,
+    continued: Sequence[bool],
+) -> tuple[list[History], list[Tensor]]:
+    """Sources [..., D] by their logits [..., Q, H], a prior counting as one more source; and the sources."""
     wide = compute_dtype(*sources, *logits)
     z = torch.stack(list(logits)).to(wide)
-    weights = {"softmax": lambda: torch.softmax(z, 0), "sigmoid": z.sigmoid, "linear": lambda: z}[act]()
-    groups = torch.stack([split_heads(source.to(wide), z.shape[-1]) for source in sources]).unsqueeze(-3)
-    mixed = (weights.unsqueeze(-1) * groups).sum(0).flatten(-2)
-    lse = torch.logsumexp(z, 0) if act == "softmax" else torch.full_like(z[0], torch.inf)
-    return mixed.to(dtype or wide), lse
+    values = [source.to(wide) for source in sources]
+    histories = []
+    for q in range(z.shape[-2]):
+        prior = [priors[q]] if priors else []
+        own = (
+            torch.cat([*(p.lse.unsqueeze(0) for p in prior), z[..., q, :]])
+            if act == "softmax"
+            else z[..., q, :]
+        )
+        weights = {
+            "softmax": own.softmax,
+            "sigmoid": lambda _, w=own: w.sigmoid(),
+            "linear": lambda _, w=own: w,
+        }[act](0)
+        terms = [*(p.mixed.to(wide) for p in prior), *values]
+        if prior and act != "softmax":
+            weights = torch.cat([torch.ones_like(weights[:1]), weights])
+        groups = torch.stack([split_heads(term, z.shape[-1]) for term in terms])
+        mixed = (weights.unsqueeze(-1) * groups).sum(0).flatten(-2)
+        lse = torch.logsumexp(own, 0) if act == "softmax" else torch.zeros_like(own[0])
+        histories.append(History(mixed.to(dtype or wide), lse, lse if continued[q] else None))
+    return histories, list(sources)
+
+
+def merge(
+    prior: History, partial: Tensor | None, output: Tensor, query: Tensor, norm: Norm, act: str
+) -> tuple[Tensor, Tensor]:
+    """The read of a history and the partial sum plus the latest output; and that partial sum."""
+    logits, total = score(output, query.unsqueeze(0), norm, partial)
+    histories, _ = mix([total], [logits], [prior], act=act, dtype=output.dtype, continued=[False])
+    return histories[0].mixed, total
 
 
 def log_sigmoid(logits: Tensor) -> Tensor:

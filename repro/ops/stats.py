@@ -5,12 +5,14 @@ Letters: D width, H heads, Q queries; "..." are any leading axes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from repro.ops.backends import Backend
+from repro.ops.history import Norm
 from repro.ops.reference import fold, split_heads
 
 
@@ -27,25 +29,25 @@ class Stats(NamedTuple):
 
 
 def attend_with_stats(
-    score_source: Callable[..., Tensor],
-    mix_scored: Callable[..., tuple[Tensor, Tensor]],
-    sources: Sequence[Tensor],
-    queries: Tensor,
-    *,
-    key_weight: Tensor | None,
-    **norm: object,
+    backend: Backend, sources: Sequence[Tensor], queries: Tensor, norm: Norm, *, key_weight: Tensor | None
 ) -> Stats:
-    """Line 3: Q queries over the same sources; `score_source` and `mix_scored` are a backend's.
+    """Line 3: Q queries over the same sources.
 
-    norm: options of `score_source`. The largest logit is differentiated like the rest, by autograd.
+    The largest logit is differentiated like the rest, by autograd.
     """
     folded = fold(queries, key_weight)
-    z = torch.stack([score_source(source, folded, **norm) for source in sources])  # [S, ..., Q, H]
+    scored = [backend.score(source, folded, norm) for source in sources]  # type: ignore[misc]
+    z = torch.stack([logits for logits, _ in scored])  # [S, ..., Q, H]
     m = z.amax(0)
     e = torch.exp(z - m)
-    o, _ = mix_scored(sources, e.unbind(0), act="linear", dtype=None)
-    # [..., Q, D] and [..., Q, H] -> the public layout with queries and heads first.
-    return Stats(o.movedim(-2, 0), m.movedim((-2, -1), (0, 1)), e.sum(0).movedim((-2, -1), (0, 1)))
+    values = [value for _, value in scored]
+    plain = [False] * len(queries)
+    histories, _ = backend.mix(  # type: ignore[misc]
+        values, e.unbind(0), act="linear", dtype=e.dtype, continued=plain
+    )
+    o = torch.stack([history.mixed for history in histories])
+    # [..., Q, H] -> the public layout with queries and heads first.
+    return Stats(o, m.movedim((-2, -1), (0, 1)), e.sum(0).movedim((-2, -1), (0, 1)))
 
 
 def merge_stats(a: Stats, b: Stats) -> Stats:

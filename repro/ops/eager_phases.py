@@ -1,0 +1,258 @@
+"""The phases of `phases` in plain torch operations: scores, mixes of a history, and merges.
+
+At small widths the cost is operator overhead and passes over memory. One read is a chain of in-place
+multiply-adds over its sources; several reads of one history are one batched product over the stacked
+sources, faster than chains from a few sources on, the copy included. Scalars per source and token keep the
+source axis first, where sums over sources are vectorised. Letters and layouts as in `phases`; n sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from repro.ops.eager import by_token, chain, dots, head_sums, inverse_rms, norm_pullback, spread
+from repro.ops.reference import compute_dtype, split_heads
+
+#: Products of a history, sources times reads, from which one batched product beats chains (measured).
+BATCHED_FROM = 12
+
+
+def score_forward(
+    source: Tensor, addend: Tensor | None, queries: Tensor, heads: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Logits [..., R, H], inverse RMS [..., groups], and source + addend where there is an addend."""
+    total = source if addend is None else source + addend
+    dtype = compute_dtype(total, queries)
+    value, wide = total.to(dtype), queries.to(dtype)
+    if heads == 1:
+        logits = torch.matmul(value, wide.T).unsqueeze(-1)
+    else:
+        logits = torch.einsum("...hd,rhd->...rh", split_heads(value, heads), split_heads(wide, heads))
+    inverse = None
+    if groups:
+        inverse = inverse_rms(value, groups, eps)
+        logits.mul_(inverse.unsqueeze(-2))
+    return logits, inverse, None if addend is None else total
+
+
+def score_backward(
+    grad: Tensor,
+    grad_in: Tensor | None,
+    source: Tensor,
+    queries: Tensor,
+    logits: Tensor,
+    inverse: Tensor | None,
+    heads: int,
+    groups: int,
+) -> tuple[Tensor, Tensor]:
+    """Gradient of the source on top of grad_in, and of the queries [R, D]."""
+    dtype = logits.dtype
+    value, wide = source.to(dtype), queries.to(dtype)
+    raw = grad if inverse is None else grad * inverse.unsqueeze(-2)
+    width, rows = value.shape[-1], value.reshape(-1, value.shape[-1])
+    if heads == 1:
+        flat = raw.reshape(-1, raw.shape[-2])
+        if grad_in is None:
+            back = flat @ wide
+        else:
+            back = torch.addmm(grad_in.reshape(-1, width).to(dtype), flat, wide)
+        grad_queries = flat.T @ rows
+    else:
+        back = torch.einsum("...rh,rhd->...hd", raw, split_heads(wide, heads)).reshape(-1, width)
+        if grad_in is not None:
+            back += grad_in.reshape(-1, width)
+        by_head = split_heads(rows, heads)
+        grad_queries = torch.einsum("trh,thd->rhd", raw.reshape(-1, *raw.shape[-2:]), by_head).flatten(-2)
+    back = back.view(value.shape)
+    if inverse is not None:
+        norm_pullback(back, value, inverse, (grad * logits).sum(-2))
+    return back.to(source.dtype), grad_queries
+
+
+def mix_forward(
+    sources: Sequence[Tensor],
+    z: Tensor,
+    priors: Sequence[Tensor],
+    prior_lse: Tensor | None,
+    act: str,
+    dtype: torch.dtype | None,
+) -> tuple[list[Tensor], Tensor]:
+    """Q mixes [..., D] of n sources by logits z [n, ..., Q, H] on top of priors, and their lse [..., Q, H]."""
+    wide = compute_dtype(z, *sources)
+    z = z.to(wide)
+    prior_weight: Tensor | None = None
+    if act == "softmax":
+        top = z.amax(0) if prior_lse is None else torch.maximum(z.amax(0), prior_lse)
+        weights = torch.exp_(z - top)
+        total = weights.sum(0)
+        if prior_lse is not None:
+            prior_weight = torch.exp_(prior_lse - top)
+            total += prior_weight
+            prior_weight /= total
+        weights /= total
+        lse = total.log_().add_(top)
+    else:
+        weights = torch.sigmoid(z) if act == "sigmoid" else z
+        lse = torch.zeros_like(z[0])
+    values = [source.to(wide) for source in sources]
+    reads, heads, width = z.shape[-2], z.shape[-1], values[0].shape[-1]
+    out = dtype or wide
+    if heads == 1 and reads > 1 and len(values) * reads >= BATCHED_FROM:
+        stack, coefficients = by_token(torch.stack(values)), by_token(weights.squeeze(-1))
+        together = torch.bmm(coefficients.mT, stack).view(*z.shape[1:-1], width).unbind(-2)
+        for q, prior in enumerate(priors):
+            if prior_weight is None:
+                together[q].add_(prior)
+            else:
+                together[q].addcmul_(prior, prior_weight[..., q, :])
+        return [part.to(out) for part in together], lse
+    outputs = []
+    for q in range(reads):
+        own = weights.select(-2, q)
+        if not priors:
+            outputs.append(chain(values, own).to(out))
+        elif prior_weight is None:
+            outputs.append(chain(values, own).add_(priors[q]).to(out))
+        elif len(values) == 1:
+            outputs.append(torch.lerp(priors[q].to(wide), values[0], spread(own[0], width)).to(out))
+        else:
+            mixed = priors[q] * spread(prior_weight.select(-2, q), width)
+            for value, weight in zip(values, own, strict=True):
+                mixed.addcmul_(value, spread(weight, width))
+            outputs.append(mixed.to(out))
+    return outputs, lse
+
+
+def mix_backward(
+    grads: Sequence[Tensor],
+    lse: Tensor,
+    delta: Tensor,
+    outputs: Sequence[Tensor | None],
+    grad_lse: Tensor | None,
+    sources: Sequence[Tensor],
+    z: Tensor,
+    act: str,
+    grads_in: Sequence[Tensor | None],
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Gradients of the sources on top of grads_in, of the logits, and delta [..., Q, H].
+
+    lse, delta: of the whole reads; where an output is given, delta is g . output instead, less grad_lse.
+    """
+    wide, heads, reads, width = z.dtype, z.shape[-1], z.shape[-2], grads[0].shape[-1]
+    weights = torch.exp_(z - lse) if act == "softmax" else torch.sigmoid(z) if act == "sigmoid" else z
+    upstream = [grad.to(wide) for grad in grads]
+    values = [source.to(wide) for source in sources]
+    if any(output is not None for output in outputs):
+        delta = torch.stack(
+            [
+                delta[..., q, :] if output is None else head_sums(grad * output, heads)
+                for q, (grad, output) in enumerate(zip(upstream, outputs, strict=True))
+            ],
+            -2,
+        )
+    if grad_lse is not None:
+        delta = delta - grad_lse
+    if heads == 1 and reads > 1 and len(values) * reads >= BATCHED_FROM:
+        stack, coefficients = by_token(torch.stack(values)), by_token(weights.squeeze(-1))
+        flat = torch.stack([grad.reshape(-1, width) for grad in upstream], 1)
+        products = torch.bmm(stack, flat.mT).transpose(0, 1).reshape(z.shape)
+        own_parts = torch.bmm(coefficients, flat).unbind(1)
+        back = [
+            part.view(values[0].shape).to(source.dtype)
+            if grad is None
+            else (part.view(grad.shape) + grad).to(source.dtype)
+            for part, grad, source in zip(own_parts, grads_in, sources, strict=True)
+        ]
+    else:
+        products = torch.stack([dots(values, grad, heads) for grad in upstream], -2)
+        back = []
+        for source, weight, grad_in in zip(sources, weights, grads_in, strict=True):
+            by_read = [spread(weight.select(-2, q), width) for q in range(reads)]
+            if grad_in is None:
+                part = upstream[0] * by_read[0]
+            else:
+                part = torch.addcmul(grad_in.to(wide), upstream[0], by_read[0])
+            for grad, coefficient in zip(upstream[1:], by_read[1:], strict=True):
+                part.addcmul_(grad, coefficient)
+            back.append(part.to(source.dtype))
+    if act == "softmax":
+        grad_z = products.sub_(delta).mul_(weights)
+    else:
+        grad_z = products if act == "linear" else products.mul_(weights * (1 - weights))
+    return back, grad_z, delta
+
+
+def merge_forward(
+    prior: Tensor,
+    prior_lse: Tensor,
+    partial: Tensor | None,
+    output: Tensor,
+    query: Tensor,
+    act: str,
+    heads: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor]:
+    """Read, partial sum (None where it is `output`), its logit and inverse RMS, and lse of the whole read."""
+    total = output if partial is None else partial + output
+    wide = compute_dtype(total, query, prior)
+    value = total.to(wide)
+    z, inverse, _ = score_forward(total, None, query.unsqueeze(0), heads, groups, eps)
+    z = z.squeeze(-2)  # [..., H]
+    width = value.shape[-1]
+    if act == "sigmoid":
+        mixed, lse = torch.addcmul(prior.to(wide), value, spread(z.sigmoid(), width)), prior_lse
+    else:
+        lse = torch.logaddexp(prior_lse, z)
+        mixed = torch.lerp(prior.to(wide), value, spread(torch.exp(z - lse), width))
+    return mixed.to(output.dtype), None if partial is None else total, z, inverse, lse
+
+
+def merge_backward(
+    grad: Tensor,
+    grad_total: Tensor | None,
+    prior: Tensor,
+    total: Tensor,
+    query: Tensor,
+    z: Tensor,
+    inverse: Tensor | None,
+    lse: Tensor,
+    mixed: Tensor,
+    act: str,
+    heads: int,
+    groups: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of the partial sum on top of grad_total, delta [..., H] of the read, gradient of the query.
+
+    delta is taken from prior and partial sum, not from the read, which may have been rounded.
+    """
+    wide = z.dtype
+    upstream, value, folded = grad.to(wide), total.to(wide), query.to(wide)
+    width = value.shape[-1]
+    product = head_sums(upstream * value, heads)
+    if act == "sigmoid":
+        weight = z.sigmoid()
+        delta = torch.zeros_like(z)
+        grad_z = product * weight * (1 - weight)
+    else:
+        weight = torch.exp(z - lse)
+        delta = torch.lerp(head_sums(upstream * prior, heads), product, weight)
+        grad_z = (product - delta).mul_(weight)
+    raw = grad_z if inverse is None else grad_z * inverse
+    if grad_total is None:
+        back = upstream * spread(weight, width)
+    else:
+        back = torch.addcmul(grad_total.to(wide), upstream, spread(weight, width))
+    if heads == 1:
+        back.addcmul_(folded.expand_as(back), raw)
+        grad_query = raw.reshape(-1) @ value.reshape(-1, width)
+    else:
+        wide_raw = spread(raw, width)
+        back.addcmul_(folded.expand_as(back), wide_raw)
+        grad_query = (wide_raw * value).reshape(-1, width).sum(0)
+    if inverse is not None:
+        norm_pullback(back, value, inverse, grad_z * z)
+    return back.to(total.dtype), delta, grad_query

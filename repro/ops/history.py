@@ -1,0 +1,27 @@
+"""What travels between the phases of a read, and how keys are normalised; shared by all backends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class History(NamedTuple):
+    """A part of a read that later parts are mixed into.
+
+    mixed: [..., D].  lse: [..., H], the logit under which it stands for its sources (softmax); zero where
+    weights are not normalised.  message: [..., 2, H], the way back of (lse, delta) of the whole read.
+    """
+
+    mixed: Tensor
+    lse: Tensor
+    message: Tensor | None
+
+
+class Norm(NamedTuple):
+    """How keys are normalised.  groups: RMS per key, 0 (none), 1 (over the width) or H (over each head)."""
+
+    heads: int = 1
+    groups: int = 1
+    eps: float = 1e-8
