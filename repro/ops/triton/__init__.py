@@ -7,5 +7,14 @@ from __future__ import annotations
 
 from repro.ops.triton.library import depth_mix
 from repro.ops.triton.library_merge import merge_backward, merge_forward
+from repro.ops.triton.library_phases import mix_backward, mix_forward, score_backward, score_forward
 
-__all__ = ["depth_mix", "merge_backward", "merge_forward"]
+__all__ = [
+    "depth_mix",
+    "merge_backward",
+    "merge_forward",
+    "mix_backward",
+    "mix_forward",
+    "score_backward",
+    "score_forward",
+]

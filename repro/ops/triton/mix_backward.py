@@ -251,7 +251,7 @@ class _Group:
     outputs: Sequence[Tensor | None]
     z: Tensor
     grad_z: Tensor
-    scalars: dict[str, Tensor | None]
+    scalars: dict[str, Any]
     num_queries: int
 
 

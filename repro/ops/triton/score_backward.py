@@ -20,6 +20,7 @@ from repro.ops.triton.launch import TYPES, check_device, launch, recording
 from repro.ops.triton.mix import row_start, wide_type
 from repro.ops.triton.score import ScoreTile, dot_precision, in_parts, query_parts
 from repro.ops.triton.specialisation import Specialisation
+from repro.ops.triton.sums import sum_partials
 
 
 @triton.jit
@@ -270,7 +271,7 @@ def _launch_group(
         B_QUERIES=tile.queries,
         B_CHANNELS=tile.channels,
     )
-    return partial.sum(0)
+    return sum_partials(partial)
 
 
 def specialisations(width: int, sources: int, dtype: torch.dtype) -> Iterator[Specialisation]:
