@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -14,6 +15,7 @@ pytest.importorskip("triton")
 
 from repro.ops import reference
 from repro.ops import triton as kernels
+from repro.ops.triton import rows
 from repro.ops.triton.read import read_forward
 from repro.ops.triton.read_backward import read_backward
 from tests.gold import CANCELLING, MIXES, cancelled_size, error
@@ -167,7 +169,6 @@ EDGES = [
     *(case_of(num=num) for num in (31, 32, 33, 63, 64, 65)),
     case_of(num=65, per_token=True, use_weights=True, act="sigmoid_normalized"),
     case_of(num=129, act="sigmoid", heads=2),
-    case_of(num=512, channels=2, lead=(1,)),
     case_of(channels=1, lead=(300,)),
     case_of(channels=257),
     case_of(channels=300, lead=(2, 3), layout="transposed", per_token=True),
@@ -211,3 +212,151 @@ def test_random_reads(dtype: torch.dtype, draw: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_edges(dtype: torch.dtype, draw: dict[str, Any]) -> None:
     check_case(draw, dtype)
+
+
+def test_many_sources_are_chained() -> None:
+    """Eight launches, each going on from the mix that the one before carries."""
+    check_case(case_of(num=512, channels=2, lead=(1,)), torch.float32)
+
+
+# What does not show in the numbers of one call
+
+
+def read_and_back(
+    sources: list[Tensor], query: Tensor, upstream: Tensor, act: str = "softmax"
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    mixed, z, inverse, lse = read_forward(sources, query, act, 1, 1, 1e-6)
+    grads, grad_query = read_backward(upstream, None, mixed, sources, query, z, inverse, lse, act, 1, 1)
+    return mixed, grads, grad_query
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_programs_that_take_several_rows_in_turn(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """11 rows of 2 in a program's tile, shared by 2 programs: three turns, and a tile that is half empty."""
+    monkeypatch.setattr(rows, "TILE", 16)
+    monkeypatch.setattr(rows, "NUM_PARTIALS", 2)
+    draw = case_of(act=act, channels=7, lead=(11,))
+    assert rows.row_tile(7, 1).rows == 2
+    check_case(draw, torch.float32)
+    check_case(draw | {"per_token": True}, torch.float32)
+
+
+def test_the_query_gradient_is_the_same_to_the_last_bit() -> None:
+    """Also where the order of rows or of programs would show: terms of very different size."""
+    sources = [normal(f"{i}", 1500, 6, dtype=torch.float32).to(DEVICE) * 10**i for i in range(3)]
+    query = normal("query", 6, dtype=torch.float32).to(DEVICE)
+    upstream = normal("up", 1500, 6, dtype=torch.float32).to(DEVICE).exp()
+    first, second = (read_and_back(sources, query, upstream)[2] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("act", ["softmax", "sigmoid_normalized"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_one_source_is_the_output_and_the_query_learns_nothing(act: str, dtype: torch.dtype) -> None:
+    """Exactly, and through the weights as well; the gradient handed back is a copy of the upstream one."""
+    source = normal("source", 2, 3, 40, dtype=dtype).to(DEVICE).requires_grad_()
+    query = normal("query", 40, dtype=torch.float32).to(DEVICE).requires_grad_()
+    mixed, weights = kernels.depth_mix([source], query, act=act, heads=2)
+    assert torch.equal(mixed, source)
+    assert torch.equal(weights, torch.ones_like(weights))
+    upstream = normal("upstream", 2, 3, 40, dtype=dtype).to(DEVICE)
+    for loss in ((mixed * upstream).sum(), (mixed * upstream).sum() + (weights * 3.7).sum()):
+        grad, grad_query = torch.autograd.grad(loss, [source, query], retain_graph=True)
+        assert torch.equal(grad, upstream)
+        assert torch.equal(grad_query, torch.zeros_like(grad_query))
+    _, grads, _ = read_and_back([source.detach()], query.detach(), upstream, act)
+    assert grads[0].data_ptr() != upstream.data_ptr()
+
+
+def test_sources_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy of transposed, expanded or cut sources; one where the leading axes are three strided axes."""
+    copies = []
+    contiguous = Tensor.contiguous
+    monkeypatch.setattr(Tensor, "contiguous", lambda x: (copies.append(x), contiguous(x))[1])
+    plain = torch.randn(4, 5, 6, 3)
+    for source in (
+        plain,
+        plain.transpose(0, 1).transpose(0, 1),
+        torch.randn(5, 6, 4, 3).movedim(2, 0),
+        plain[..., :2],
+        plain[:, :, ::2],
+        plain[:1].expand_as(plain),
+        torch.randn(3).expand_as(plain),
+    ):
+        view = rows.as_rows([source])
+        flat = source.reshape(-1, source.shape[-1])
+        assert view.num == flat.shape[0]
+        for r in (0, 1, view.num // 2, view.num - 1):
+            start = (r // view.inner_size) * view.outer[0] + (r % view.inner_size) * view.inner[0]
+            tensor = view.tensors[0]
+            row = tensor.as_strided((source.shape[-1],), (1,), tensor.storage_offset() + start)
+            assert torch.equal(row, flat[r])
+    assert copies == []
+    rows.as_rows([plain[:, :, ::2][:, ::2][::2]])
+    assert len(copies) == 1
+
+
+def test_strides_of_sources_may_differ() -> None:
+    """Transposed, plain and repeated sources in one read: no common stride, one split of the axes."""
+    shape, query = (3, 4, 10), normal("query", 10, dtype=torch.float32).to(DEVICE)
+    plain = normal("a", *shape, dtype=torch.float32).to(DEVICE)
+    crossed = normal("b", 4, 3, 10, dtype=torch.float32).to(DEVICE).transpose(0, 1)
+    sources = [plain, crossed, plain[:, :1].expand(shape), crossed]
+    upstream = normal("up", 10, 3, 4, dtype=torch.float32).to(DEVICE).movedim(0, -1)  # last axis strided
+    mixed, grads, grad_query = read_and_back(sources, query, upstream)
+    leaves = [source.cpu().double().requires_grad_() for source in (*sources, query)]
+    expected, _ = reference.depth_mix(leaves[:-1], leaves[-1], eps=1e-6)
+    expected.backward(upstream.cpu().double())
+    assert deviation(mixed, expected) < 1e-5
+    for grad, leaf in zip((*grads, grad_query), leaves, strict=True):
+        assert leaf.grad is not None
+        assert deviation(grad, leaf.grad) < 1e-5
+
+
+def test_nothing_stack_shaped_is_kept_for_the_backward_pass() -> None:
+    """Of the size of a stream: the sources themselves, and the output."""
+    sources = [torch.randn(2, 3, 64, device=DEVICE, requires_grad=True) for _ in range(8)]
+    query = torch.randn(64, device=DEVICE, requires_grad=True)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
+        mixed, _ = kernels.depth_mix(sources, query)
+    streams = {x.data_ptr() for x in (*sources, mixed)}
+    large = [x for x in kept if x.numel() >= mixed.numel() and x.data_ptr() not in streams]
+    assert large == []
+    assert streams <= {x.data_ptr() for x in kept}
+
+
+# Bad input
+
+
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(*_: Any, **__: Any) -> None:
+        raise AssertionError("launched")
+
+    for module in ("read", "read_backward", "merge", "merge_backward", "sums"):
+        # By name: the package has functions of the same names.
+        monkeypatch.setattr(importlib.import_module(f"repro.ops.triton.{module}"), "launch", launch)
+
+
+X = torch.zeros(2, 6)
+BAD: list[tuple[str, Any]] = [
+    ("last axis must be contiguous", lambda: [[torch.zeros(2, 12)[:, ::2]], X[0]]),
+    ("last axis must be contiguous", lambda: [[torch.zeros(2, 1).expand(2, 6)], X[0]]),
+    ("4294967296 rows are more than a grid can index", lambda: [[torch.zeros(6).expand(2**32, 6)], X[0]]),
+    ("non-empty list", lambda: [[], X[0]]),
+    ("act 'relu' is not one of softmax", lambda: [[X], X[0], "relu"]),
+    ("heads must divide the width 6, got 4", lambda: [[X], X[0], "softmax", 4]),
+    ("groups must be 0, 1 or the number of heads 3", lambda: [[X], X[0], "softmax", 3, 2]),
+    (r"query must be \[6\]", lambda: [[X], torch.zeros(5)]),
+]
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize(("message", "arguments"), BAD)
+def test_bad_input_has_one_clear_error_before_any_launch(message: str, arguments: Any) -> None:
+    given_ = arguments()
+    options = [*given_, *("softmax", 1, 1)[len(given_) - 2 :]]
+    with pytest.raises(ValueError, match=message) as raised:
+        read_forward(*options, 1e-6)
+    assert "\n" not in str(raised.value)

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from repro.ops.reference import compute_dtype, fold
+from repro.ops.reference import compute_dtype, fold, log_sigmoid
 from repro.ops.triton.read import read_forward
 from repro.ops.triton.read_backward import read_backward as gradients
 
@@ -135,11 +134,11 @@ def depth_mix(
 ) -> tuple[Tensor, Tensor]:
     """As `reference.depth_mix`, in one kernel."""
     groups = 0 if not key_norm else heads if head_norm else 1
-    mixed, z, _, lse = read(list(sources), fold(query, key_weight), act, heads, groups, eps)
+    mixed, z, _, _ = read(list(sources), fold(query, key_weight), act, heads, groups, eps)
     if act == "sigmoid":
         weights = torch.sigmoid(z)
     else:
-        weights = torch.exp((z if act == "softmax" else F.logsigmoid(z)) - lse)
+        weights = torch.softmax(z if act == "softmax" else log_sigmoid(z), 0)
     return mixed, weights.movedim(-1, 1)
 
 

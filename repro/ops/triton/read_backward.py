@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from repro.ops.reference import log_sigmoid
 from repro.ops.triton import rows
 from repro.ops.triton.launch import TYPES, launch, recording
 from repro.ops.triton.read import check_read
@@ -178,7 +179,7 @@ def _through_weights(grad_weights: Tensor, z: Tensor, lse: Tensor, act: str) -> 
     if act == "softmax":
         grad_z = grad_weights * torch.exp(z - lse)
         return grad_z, -grad_z.sum(0)
-    grad_z = grad_weights * torch.exp(torch.nn.functional.logsigmoid(z) - lse)
+    grad_z = grad_weights * torch.exp(log_sigmoid(z) - lse)
     return grad_z * torch.sigmoid(-z), -grad_z.sum(0)
 
 
