@@ -58,8 +58,7 @@ class Adapter:
     heads: bool = False
     raw_keys: bool = False  # works without key norm
     gain: str = "own"  # key gain: "own" parameter, "folded" into the query by its model, or "none"
-    eps_zero: bool = True
-    fixed_eps: float | None = None
+    eps: str = "argument"  # how it is set, in words
     token_query: bool = False
     max_sources: int | None = None
     widths: str = "any"  # or "powers of two"
@@ -75,8 +74,7 @@ class Adapter:
             (case["act"] not in self.acts, f"no {case['act']}"),
             (case["heads"] > 1 and not self.heads, "no heads"),
             (not case["key_norm"] and not self.raw_keys, "no read without key norm"),
-            (case["eps"] == 0 and not self.eps_zero, "eps must be positive"),
-            (self.fixed_eps not in (None, case["eps"]), f"eps is fixed at {self.fixed_eps}"),
+            (case["eps"] == 0 and "positive" in self.eps, "eps must be positive"),
             (
                 self.max_sources is not None and count > self.max_sources,
                 f"at most {self.max_sources} sources",

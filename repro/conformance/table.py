@@ -140,14 +140,13 @@ def quantities_table(results: Sequence[Result]) -> list[str]:
 def options_table(results: Sequence[Result]) -> list[str]:
     def row(outcome: Outcome) -> list[str]:
         adapter = outcome.adapter
-        eps = "argument" if adapter.eps_zero else "argument, positive"
         return [
             adapter.name,
             "yes" if "sigmoid" in adapter.acts else "no",
             "yes" if adapter.heads else "no",
             "yes" if adapter.raw_keys else "no",
             GAINS[adapter.gain],
-            eps if adapter.fixed_eps is None else f"fixed, {adapter.fixed_eps:g}",
+            adapter.eps,
             "yes" if adapter.token_query else "no",
             str(adapter.max_sources or "no bound"),
             adapter.widths,

@@ -20,7 +20,7 @@ ADAPTERS = (
         "attnres.attnres",
         mix=mix,
         gain="none",
-        eps_zero=False,
+        eps="argument, positive",
         max_sources=129,
         dtype="bfloat16",
         interpreter=True,

@@ -93,6 +93,7 @@ ADAPTERS = (
         mix=mix,
         walk=walk,
         gain="none",
+        eps="1e-6 in its model (an attribute, set here)",
         differs="Another model's variant: the values are RMS-normalised like the keys, and logits are "
         "scaled by D^-1/2. The source sets are the paper's.",
     ),
