@@ -117,7 +117,16 @@ def merge_forward_kernel(
     tl.store(p_mixed + o_dense, mixed, mask=mask)
 
 
-def check_merge(prior: Tensor, output: Tensor, query: Tensor, act: str, heads: int, groups: int) -> None:
+def check_merge(
+    prior: Tensor,
+    partial: Tensor | None,
+    output: Tensor,
+    query: Tensor,
+    gain: Tensor | None,
+    act: str,
+    heads: int,
+    groups: int,
+) -> None:
     """ValueError on what a merge's kernels cannot serve."""
     width = output.shape[-1]
     if act not in ACTS:
@@ -126,13 +135,15 @@ def check_merge(prior: Tensor, output: Tensor, query: Tensor, act: str, heads: i
         raise ValueError(f"heads must divide the width {width}, got {heads}")
     if groups not in (0, 1, heads):
         raise ValueError(f"groups must be 0, 1 or the number of heads {heads}, got {groups}")
-    if query.shape != (width,):
-        raise ValueError(f"query must be [{width}], got {list(query.shape)}")
-    if prior.shape != output.shape:
-        raise ValueError(
-            f"prior and output must have one shape, got {list(prior.shape)}, {list(output.shape)}"
-        )
-    rows.check("merge", [prior, output])
+    for name, vector in (("query", query), ("gain", gain)):
+        if vector is not None and vector.shape != (width,):
+            raise ValueError(f"{name} must be [{width}], got {list(vector.shape)}")
+    streams = {"prior": prior, "partial": output if partial is None else partial, "output": output}
+    for name, stream in streams.items():
+        if stream.shape != output.shape:
+            shapes = f"{list(stream.shape)} and {list(output.shape)}"
+            raise ValueError(f"{name} and output must have one shape, got {shapes}")
+        rows.check(name, [stream])
     check_device(output)
 
 
@@ -158,7 +169,7 @@ def merge_forward(
     before it is scored (empty without partial); z [..., H], inverse [..., G] and the lse [..., H] of the
     whole read, in float32 or wider. ValueError before any launch on what the kernels cannot serve.
     """
-    check_merge(prior, output, query, act, heads, groups)
+    check_merge(prior, partial, output, query, gain, act, heads, groups)
     lead, width = output.shape[:-1], output.shape[-1]
     wide = compute_dtype(prior, output, query)
     mixed = rows.empty(output.shape, output.dtype, output)

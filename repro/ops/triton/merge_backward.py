@@ -174,14 +174,15 @@ def merge_backward(
     Returns grad_p [..., D] (grad_total included), delta [..., H] (zeros for sigmoid), grad_query [D] in
     float32 or wider; with gain also grad_gain [D] and the gradient of h [..., D] that goes to the history.
     """
-    check_merge(prior, p, query, act, heads, groups)
+    check_merge(prior, None, p, query, gain, act, heads, groups)
     width, wide = p.shape[-1], z.dtype
     grad_p = rows.empty(p.shape, p.dtype, p)
     delta = rows.empty(z.shape, wide, p)
     grad_mixed = None if gain is None else rows.empty(p.shape, p.dtype, p)
     if p.numel() == 0:
         zeros = torch.zeros(width, dtype=wide, device=p.device)
-        return (grad_p, delta, zeros) if grad_mixed is None else (grad_p, delta, zeros, zeros, grad_mixed)
+        first = (grad_p, delta, zeros)
+        return first if grad_mixed is None else (*first, zeros.clone(), grad_mixed)
     # A tensor that is not read stands in by p.
     mixed = p if h is None else h
     view = rows.as_rows([grad_h, prior, p, mixed, *([] if grad_total is None else [grad_total])])
