@@ -85,17 +85,17 @@ class Scripted:
     """Stands in for a racer: in round r everything takes r + 1 times `factor` seconds."""
 
     def __init__(self, factor: float) -> None:
-        self.factor, self.calls = factor, []
+        self.factor, self.turns = factor, 0
 
-    def seconds(self, quantity: str) -> float:
-        self.calls.append(quantity)
-        return self.factor * (1 + (len(self.calls) - 1) // len(racing.QUANTITIES))
+    def turn(self) -> dict[str, float]:
+        self.turns += 1
+        return dict.fromkeys(racing.QUANTITIES, self.factor * self.turns)
 
 
 def test_ratios_are_taken_within_a_round() -> None:
     racers = {"prenorm": Scripted(1.0), "full": Scripted(1.5)}
     seconds = racing.race(racers, 5)  # type: ignore[arg-type]
-    assert all(racer.calls == list(racing.QUANTITIES) * 5 for racer in racers.values())
+    assert all(racer.turns == 5 for racer in racers.values())
     assert list(seconds["step"]["full"]) == [1.5, 3.0, 4.5, 6.0, 7.5]
     times = racing.paired(seconds["step"]["full"], seconds["step"]["prenorm"])
     assert times == {
@@ -197,7 +197,8 @@ def test_fla_adapter_reads_the_same_sources(arm: str, hydra: None, monkeypatch: 
     for backend in ("reference", "fla"):
         racer = racing.Racer(entrants.configuration(setting, Entrant(arm, "per_read", backend), SMALL))
         losses.append(racer.loss())
-        assert racer.seconds("forward_backward") > 0
+        times = racer.turn()
+        assert 0 < times["forward_backward"] < times["step"]
         assert all(p.grad is None for p in racer.decoder.parameters())
     assert type(racer.decoder.mixer) is fla_read.FlaAttnRes
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)

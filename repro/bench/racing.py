@@ -1,4 +1,4 @@
-"""Interleaved rounds: every entrant does each thing once per round, so that a slow spell hits all of them.
+"""Interleaved rounds: every entrant takes one turn per round, so that a slow spell hits all of them.
 
 Times are read as ratios to PreNorm within a round. The order of a round is drawn anew, since a pass leaves
 the caches and the allocator in a state that depends on who came before.
@@ -35,28 +35,23 @@ class Racer(Contestant):
             self._logits = torch.compile(self.decoder.forward, dynamic=False)
             self.decoder.loss = torch.compile(self.decoder.loss, dynamic=False)  # type: ignore[method-assign]
 
-    def seconds(self, quantity: str) -> float:
-        """Time of one pass of QUANTITIES."""
-        return self.step() if quantity == "step" else getattr(self, quantity)()
-
-    def forward(self) -> float:
-        self._wait()
-        started = time.perf_counter()
+    def turn(self) -> dict[str, float]:
+        """Seconds of each of QUANTITIES; forward_backward is the first part of the step."""
+        clock = [self._time()]
         with torch.no_grad(), self.autocast:
             self._logits(self.inputs)
-        self._wait()
-        return time.perf_counter() - started
+        clock.append(self._time())
+        self.backward()
+        clock.append(self._time())
+        self.update()
+        clock.append(self._time())
+        return dict(
+            zip(QUANTITIES, (clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[1]), strict=True)
+        )
 
-    def forward_backward(self) -> float:
-        self._wait()
-        started = time.perf_counter()
-        with self.autocast:
-            loss = self.decoder.loss(self.inputs, self.targets)
-        loss.backward()
-        self._wait()
-        elapsed = time.perf_counter() - started
-        self.optimizer.zero_grad()
-        return elapsed
+    def _time(self) -> float:
+        self.wait()
+        return time.perf_counter()
 
     def loss(self) -> float:
         """Loss at the current weights, in nats per token."""
@@ -90,8 +85,8 @@ def race(racers: Mapping[str, Racer], rounds: int) -> Seconds:
     for r in range(rounds):
         gc.collect()  # outside the timed passes
         for index in np.random.default_rng(r).permutation(len(names)):
-            for quantity in QUANTITIES:
-                seconds[quantity][names[index]][r] = racers[names[index]].seconds(quantity)
+            for quantity, value in racers[names[index]].turn().items():
+                seconds[quantity][names[index]][r] = value
     return seconds
 
 

@@ -46,8 +46,7 @@ def measure(setting: Setting, configs: Mapping[Entrant, DictConfig], rounds: int
         1e-2 if "16" in first.precision else 1e-4,
     )
     for racer in racers.values():  # allocations, compilation and lazy set-up
-        for quantity in racing.QUANTITIES:
-            racer.seconds(quantity)
+        racer.turn()
     watch = machine.Watch()
     seconds = racing.race(racers, rounds)
     others = watch.others()

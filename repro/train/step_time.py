@@ -67,18 +67,27 @@ class Contestant:
 
     def step(self) -> float:
         """Seconds of one training step."""
-        self._wait()
+        self.wait()
         started = time.perf_counter()
+        self.backward()
+        self.update()
+        self.wait()
+        return time.perf_counter() - started
+
+    def backward(self) -> None:
+        """Loss and gradients."""
         with self.autocast:
             loss = self.decoder.loss(self.inputs, self.targets)
         loss.backward()
+
+    def update(self) -> None:
+        """Clipping and the optimizer."""
         torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self._wait()
-        return time.perf_counter() - started
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
