@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from repro.ops.eager import by_token, chain, dots, head_sums, inverse_rms, norm_pullback, spread
+from repro.ops.eager import chain, dots, head_sums, inverse_rms, norm_pullback, spread
 from repro.ops.reference import compute_dtype, split_heads
 
 #: Products of a history, sources times reads, from which one batched product beats chains (measured).
@@ -72,6 +72,20 @@ def score_backward(
     return back.to(source.dtype), grad_queries
 
 
+def _batched(num_sources: int, reads: int, heads: int) -> bool:
+    return heads == 1 and reads > 1 and num_sources * reads >= BATCHED_FROM
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """n tensors [..., D] side by side per token, [tokens, n, D]: rows a large power of two apart are slow."""
+    return torch.stack([tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors], 1)
+
+
+def _rows(scalars: Tensor) -> Tensor:
+    """[n, ..., Q] -> [tokens, n, Q], contiguous."""
+    return scalars.reshape(scalars.shape[0], -1, scalars.shape[-1]).transpose(0, 1).contiguous()
+
+
 def mix_forward(
     sources: Sequence[Tensor],
     z: Tensor,
@@ -100,9 +114,9 @@ def mix_forward(
     values = [source.to(wide) for source in sources]
     reads, heads, width = z.shape[-2], z.shape[-1], values[0].shape[-1]
     out = dtype or wide
-    if heads == 1 and reads > 1 and len(values) * reads >= BATCHED_FROM:
-        stack, coefficients = by_token(torch.stack(values)), by_token(weights.squeeze(-1))
-        together = torch.bmm(coefficients.mT, stack).view(*z.shape[1:-1], width).unbind(-2)
+    if _batched(len(values), reads, heads):
+        products = torch.bmm(_rows(weights.squeeze(-1)).mT, _stacked(values))
+        together = products.view(*z.shape[1:-1], width).unbind(-2)
         for q, prior in enumerate(priors):
             if prior_weight is None:
                 together[q].add_(prior)
@@ -130,7 +144,9 @@ def mix_backward(
     grads: Sequence[Tensor],
     lse: Tensor,
     delta: Tensor,
-    outputs: Sequence[Tensor | None],
+    continued: Sequence[bool],
+    priors: Sequence[Tensor | None],
+    prior_lse: Tensor | None,
     grad_lse: Tensor | None,
     sources: Sequence[Tensor],
     z: Tensor,
@@ -139,27 +155,18 @@ def mix_backward(
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Gradients of the sources on top of grads_in, of the logits, and delta [..., Q, H].
 
-    lse, delta: of the whole reads; where an output is given, delta is g . output instead, less grad_lse.
+    lse, delta: of the whole reads. Where a read ends here (not continued), delta is computed, from the
+    products with sources and prior and not with the read itself, which may have been rounded; grad_lse is
+    then what its own lse receives.
     """
     wide, heads, reads, width = z.dtype, z.shape[-1], z.shape[-2], grads[0].shape[-1]
     weights = torch.exp_(z - lse) if act == "softmax" else torch.sigmoid(z) if act == "sigmoid" else z
     upstream = [grad.to(wide) for grad in grads]
     values = [source.to(wide) for source in sources]
-    if any(output is not None for output in outputs):
-        delta = torch.stack(
-            [
-                delta[..., q, :] if output is None else head_sums(grad * output, heads)
-                for q, (grad, output) in enumerate(zip(upstream, outputs, strict=True))
-            ],
-            -2,
-        )
-    if grad_lse is not None:
-        delta = delta - grad_lse
-    if heads == 1 and reads > 1 and len(values) * reads >= BATCHED_FROM:
-        stack, coefficients = by_token(torch.stack(values)), by_token(weights.squeeze(-1))
-        flat = torch.stack([grad.reshape(-1, width) for grad in upstream], 1)
-        products = torch.bmm(stack, flat.mT).transpose(0, 1).reshape(z.shape)
-        own_parts = torch.bmm(coefficients, flat).unbind(1)
+    if _batched(len(values), reads, heads):
+        flat = _stacked(upstream)
+        products = torch.bmm(_stacked(values), flat.mT).transpose(0, 1).reshape(z.shape)
+        own_parts = torch.bmm(_rows(weights.squeeze(-1)), flat).unbind(1)
         back = [
             part.view(values[0].shape).to(source.dtype)
             if grad is None
@@ -179,10 +186,35 @@ def mix_backward(
                 part.addcmul_(grad, coefficient)
             back.append(part.to(source.dtype))
     if act == "softmax":
-        grad_z = products.sub_(delta).mul_(weights)
+        if not all(continued):
+            delta = _completed(delta, continued, priors, prior_lse, lse, upstream, products, weights)
+        grad_z = products.sub_(delta if grad_lse is None else delta - grad_lse).mul_(weights)
     else:
         grad_z = products if act == "linear" else products.mul_(weights * (1 - weights))
     return back, grad_z, delta
+
+
+def _completed(
+    delta: Tensor,
+    continued: Sequence[bool],
+    priors: Sequence[Tensor | None],
+    prior_lse: Tensor | None,
+    lse: Tensor,
+    upstream: Sequence[Tensor],
+    products: Tensor,
+    weights: Tensor,
+) -> Tensor:
+    """delta with those of the reads that end here: the weighted sum of products with sources and prior."""
+    own = (products * weights).sum(0)
+    parts = []
+    for q, (goes_on, prior) in enumerate(zip(continued, priors, strict=True)):
+        part = delta[..., q, :] if goes_on else own[..., q, :]
+        if prior is not None:
+            assert prior_lse is not None
+            share = torch.exp(prior_lse[..., q, :] - lse[..., q, :])
+            part = torch.addcmul(part, head_sums(upstream[q] * prior, lse.shape[-1]), share)
+        parts.append(part)
+    return torch.stack(parts, -2)
 
 
 def merge_forward(

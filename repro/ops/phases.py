@@ -124,16 +124,16 @@ class _Mix(torch.autograd.Function):
         sources, logits, parts = tensors[:num], tensors[num : 2 * num], tensors[2 * num :]
         z = torch.stack(logits)  # [n, ..., Q, H]
         softmax = call.act == "softmax"
-        ctx.alone = num == 1 and len(parts) == 0 and softmax
-        if ctx.alone:  # weight one: nothing to compute or to write
+        prior_lse = torch.stack(parts[1::3], -2) if len(parts) > 0 and softmax else None
+        if num == 1 and len(parts) == 0 and softmax:  # weight one: nothing to compute or to write
             outputs, lse = [sources[0].view_as(sources[0]) for _ in range(call.num_reads)], z[0]
         else:
-            prior_lse = torch.stack(parts[1::3], -2) if len(parts) > 0 and softmax else None
             outputs, lse = call.raw.mix_forward(sources, z, list(parts[::3]), prior_lse, call.act, call.dtype)
         ctx.call, ctx.on_prior = call, len(parts) > 0
-        needed = outputs if softmax and not ctx.alone else []
-        ended = [output for output, goes_on in zip(needed, call.continued, strict=False) if not goes_on]
-        ctx.save_for_backward(z, lse, *sources, *ended)
+        # A read that ends here needs what it had before for its delta; others get theirs in a message.
+        priors = parts[::3] if softmax else ()
+        ended = [prior for prior, goes_on in zip(priors, call.continued, strict=False) if not goes_on]
+        ctx.save_for_backward(z, lse, prior_lse, *sources, *ended)
         message = z.new_zeros(()).expand(*z.shape[1:-2], 2, z.shape[-1])
         histories = zip(outputs, lse.unbind(-2), (message.view_as(message) for _ in outputs), strict=True)
         return (*(part for history in histories for part in history), *sources)
@@ -141,14 +141,14 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        z, own_lse, *rest = ctx.saved_tensors
+        z, own_lse, prior_lse, *rest = ctx.saved_tensors
         call: _Call = ctx.call
         num, reads = call.num_sources, call.num_reads
         sources, ended = rest[:num], iter(rest[num:])
         with full_precision(z.device):
             blank = torch.zeros_like(sources[0]) if None in grads[: 3 * reads : 3] else sources[0]
             upstream = [blank if grad is None else grad for grad in grads[: 3 * reads : 3]]
-            outputs = [next(ended, None) if not goes_on else None for goes_on in call.continued]
+            priors = [None if goes_on else next(ended, None) for goes_on in call.continued]
             nothing = torch.zeros_like(own_lse[..., 0, :])
             pairs = [
                 grads[3 * q + 2] if call.continued[q] else torch.stack((own_lse[..., q, :], nothing), -2)
@@ -161,12 +161,18 @@ class _Mix(torch.autograd.Function):
             if any(grad is not None for grad in plain):
                 grad_lse = torch.stack([nothing if grad is None else grad for grad in plain], -2)
             grad_sources, grad_z, delta = call.raw.mix_backward(
-                upstream, lse, delta, outputs, grad_lse, sources, z, call.act, list(grads[3 * reads :])
+                upstream,
+                lse,
+                delta,
+                call.continued,
+                priors,
+                prior_lse,
+                grad_lse,
+                sources,
+                z,
+                call.act,
+                list(grads[3 * reads :]),
             )
-            if ctx.alone:  # exactly nothing for the logit of the only source of a read
-                for q in range(reads):
-                    if not call.continued[q]:
-                        grad_z[0, ..., q, :] = 0 if plain[q] is None else plain[q]
             back: list[Tensor | None] = [*grad_sources, *grad_z.unbind(0)]
             if ctx.on_prior:
                 messages = torch.stack((lse, delta), -2).unbind(-3)

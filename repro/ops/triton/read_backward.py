@@ -54,6 +54,7 @@ def read_backward_kernel(
     PER_TOKEN: tl.constexpr,
     ADD_QUERY: tl.constexpr,
     ALONE: tl.constexpr,
+    CORRECT: tl.constexpr,
     SAME: tl.constexpr,
     SPLIT: tl.constexpr,
     WIDE: tl.constexpr,
@@ -109,6 +110,9 @@ def read_backward_kernel(
             o_start = i_outer * source_outer[0] + i_inner * source_inner[0]
         o_source = o_start[:, None, None] + o_width
         o_scalar = o_row
+        if CORRECT:
+            exact = tl.zeros([R, H], WIDE)
+            keys = tl.zeros([R, H, C], WIDE)
         coming = tl.load(p_sources[0] + o_source, mask=mask, other=0.0)
         for i in tl.static_range(NUM_POINTERS):
             if i < num_sources:
@@ -141,8 +145,13 @@ def read_backward_kernel(
                     grad_z = weight * (product - delta)
                     if p_grad_lse is not None:
                         grad_z += weight * grad_lse
+                    if CORRECT:
+                        exact += weight * product
+                        share = weight
                     if ACT == "sigmoid_normalized":
                         grad_z *= opposite
+                        if CORRECT:
+                            share = weight * opposite
                 if p_grad_z is not None:
                     grad_z += tl.load(p_grad_z + o_z, mask=m_heads, other=0.0).to(WIDE)
 
@@ -157,12 +166,18 @@ def read_backward_kernel(
                         back = grad_z * z
                     # dz/dv = q / RMS - z v / (n RMS^2)
                     grad_z = grad_z * inverse
+                    if CORRECT:
+                        share = share * inverse
                     back = back * inverse * inverse / (WIDTH // GROUPS)
                     grad -= back[:, :, None] * value
                 grad += grad_z[:, :, None] * query
                 grad_query += grad_z[:, :, None] * value
+                if CORRECT:
+                    keys += share[:, :, None] * value
                 tl.store(p_grads[i] + o_dense, grad, mask=mask)
                 o_scalar += num_rows
+        if CORRECT:
+            grad_query -= (exact - delta)[:, :, None] * keys
         if PER_TOKEN:
             tl.store(p_grad_query + o_dense, grad_query, mask=mask)
 
@@ -220,8 +235,9 @@ def read_backward(
         return [same, *(same.clone() for _ in sources[1:])], zeros
     grads = [rows.empty(first.shape, first.dtype, first) for _ in sources]
     view = rows.as_rows([*sources, grad, mixed, *([query] if per_token else [])])
-    tile = rows.row_tile(width, heads, per_thread=16)
+    tile = rows.row_tile(width, heads, per_thread=8)
     parts = rows.chunks(num)
+    correct = first.dtype != wide and act != "sigmoid" and len(parts) == 1 and not alone
     blocks = -(-view.num // tile.rows)
     if per_token:
         programs = blocks
@@ -264,6 +280,7 @@ def read_backward(
             PER_TOKEN=per_token,
             ADD_QUERY=i > 0,
             ALONE=alone,
+            CORRECT=correct,
             SAME=isinstance(outer, int),
             SPLIT=view.split,
             WIDE=TYPES[wide],
