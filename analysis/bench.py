@@ -78,7 +78,7 @@ def _ways(rows: pd.DataFrame, title: str) -> Table:
         cell = {name: f"{row['ratio_median']:.2f}" for name, row in by_quantity.items()}
         if step := by_quantity.get("step"):
             cell |= {"step": _ratio(step), "ms": f"{step['median']:.0f}"}
-            cell["extra"] = f"{step['extra_median']:.0f}"
+            cell["extra"] = str(round(step["extra_median"]))
         if memory := by_quantity.get("memory"):
             cell["mebibytes"] = f"{memory['median']:.0f}"
         way = [str(first["execution"]), str(first["backend"])]
@@ -129,7 +129,7 @@ def _notes(table: pd.DataFrame) -> list[str]:
     notes = [
         f"Medians of {found('rounds')} interleaved rounds in one process, each step divided by PreNorm's of "
         f"the same round; {found('batch')} x {found('context')} tokens, {found('precision')}.",
-        f"{found('cpu')}{device}, {found('threads')} threads, torch {found('torch')}; "
+        f"{found('cpu')}{device}, {found('threads')} thread{'s' * (found('threads') != '1')}, torch {found('torch')}; "
         f"source tree {trees}{dirty}.",
         "forward: logits without gradient. step: loss, backward pass, clipping, optimizer. default: what "
         "runs where nothing is chosen. Peak memory: weights, optimizer state and all that a step allocates; "
