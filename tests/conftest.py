@@ -6,7 +6,10 @@ GPU, Triton's kernels run in its interpreter, which must be known before they ar
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -20,3 +23,15 @@ if not torch.cuda.is_available():
 settings.register_profile("ci", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreter_patches_once() -> Iterator[None]:
+    """Interpreted kernels in about half the time; nothing where a test file has no kernels."""
+    if "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from repro.bench.interpreter import patching_once
+
+    with patching_once():
+        yield

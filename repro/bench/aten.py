@@ -26,7 +26,10 @@ _FREE = {
     *("_local_scalar_dense", "_unsafe_view", "squeeze_", "unsqueeze_", "t_"),
 }
 #: Whose first argument gives a place or a shape, and is not read.
-_OVERWRITES = {"copy_", "fill_", "zero_", "zeros_like", "ones_like", "full_like"}
+_OVERWRITES = {
+    *("copy_", "fill_", "zero_", "zeros_like", "ones_like", "full_like"),
+    *("new_zeros", "new_ones", "new_full"),
+}
 
 
 class AtenTraffic(TorchDispatchMode):

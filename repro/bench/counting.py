@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 from triton import knobs
 from triton.runtime import interpreter
+
+from repro.bench.interpreter import patching_once
 
 BUILDER = interpreter.interpreter_builder
 
@@ -159,7 +162,8 @@ def counting() -> Iterator[Traffic]:
         traffic.launches[kernel] += 1
         running.append(_Launch(kernel, arguments, traffic))
         try:
-            return run(self, *args, **kwargs)
+            with _disable_current_modes():  # what the interpreter does with tensors is no traffic
+                return run(self, *args, **kwargs)
         finally:
             running.pop()
 
@@ -168,7 +172,8 @@ def counting() -> Iterator[Traffic]:
         setattr(BUILDER, name, hooked(name, directions))
     interpreter.GridExecutor.__call__ = counted_run
     try:
-        yield traffic
+        with patching_once():
+            yield traffic
     finally:
         for name in hooks:
             delattr(BUILDER, name)
