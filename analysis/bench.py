@@ -129,8 +129,8 @@ def _notes(table: pd.DataFrame) -> list[str]:
     notes = [
         f"Medians of {found('rounds')} interleaved rounds in one process, each step divided by PreNorm's of "
         f"the same round; {found('batch')} x {found('context')} tokens, {found('precision')}.",
-        f"{found('cpu')}{device}, {found('threads')} thread{'s' * (found('threads') != '1')}, torch {found('torch')}; "
-        f"source tree {trees}{dirty}.",
+        f"{found('cpu')}{device}, {found('threads')} thread{'s' * (found('threads') != '1')}, "
+        f"torch {found('torch')}; source tree {trees}{dirty}.",
         "forward: logits without gradient. step: loss, backward pass, clipping, optimizer. default: what "
         "runs where nothing is chosen. Peak memory: weights, optimizer state and all that a step allocates; "
         "without state: what a step allocates.",
