@@ -173,7 +173,7 @@ class MixTile(NamedTuple):
 def mix_tile(width: int, heads: int, num_queries: int, itemsize: int, wide: torch.dtype) -> MixTile:
     """One warp per row, with loads of 16 bytes per thread where Q tiles of that size fit its registers."""
     per_thread = max(16 // itemsize, 1)
-    most = 128 if wide == torch.float32 else 64
+    most = 160 if wide == torch.float32 else 80
     while per_thread > 1 and num_queries * per_thread > most:
         per_thread //= 2
     channels = min(32 * per_thread, rows.next_power_of_2(width // heads))
@@ -288,7 +288,7 @@ def _mix(
     for part in parts:
         view = rows.as_rows([*sources[part], *priors])
         num = len(sources[part])
-        steps, unroll = unrolling(num, len(outputs), 160)
+        steps, unroll = unrolling(num, len(outputs), 160 if len(outputs) <= 20 else 96)
         into = outputs if part is parts[-1] else carry
         launch(
             mix_kernel,
