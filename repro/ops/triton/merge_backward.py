@@ -2,8 +2,8 @@
 """The merge of Algorithm 1, backward: the gradient of the partial sum, and the message to the history.
 
 What the history's mix needs of this read is the upstream gradient g, the lse of the whole read and
-Delta = g . h; no gradient of `prior` is made (README.md). With the sublayer's RMSNorm fused, h and g are
-recomputed here, and g is written for the history.
+delta = g . h; no gradient of `prior` is made (README.md). With the sublayer's RMSNorm fused, h is computed
+again and g is written for the history.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ def merge_backward_kernel(
     p_value,
     value_outer,
     value_inner,
-    p_mixed,
-    mixed_outer,
-    mixed_inner,
     p_query,
     p_gain,
     p_z,
@@ -92,17 +89,18 @@ def merge_backward_kernel(
         o_start = i_outer * value_outer + i_inner * value_inner
         value = tl.load(p_value + (o_start[:, None, None] + o_width), mask=mask, other=0.0).to(WIDE)
         z = tl.load(p_z + o_heads, mask=m_heads, other=0.0)
+        rest = tl.full([R, H], 1.0, WIDE)
         if ACT == "softmax":
             weight = tl.exp(z - tl.load(p_lse + o_heads, mask=m_heads, other=0.0))
+            rest -= weight
         else:
             weight = 1.0 / (1.0 + tl.exp(-z))
 
-        if p_gain is not None:
+        if ACT == "softmax" or p_gain is not None:
             o_start = i_outer * prior_outer + i_inner * prior_inner
             prior = tl.load(p_prior + (o_start[:, None, None] + o_width), mask=mask, other=0.0).to(WIDE)
-            if ACT == "softmax":
-                prior = (1.0 - weight)[:, :, None] * prior
-            mixed = prior + weight[:, :, None] * value
+        if p_gain is not None:
+            mixed = rest[:, :, None] * prior + weight[:, :, None] * value
             square = tl.sum(tl.sum(mixed * mixed, 2), 1)[:, None, None] / WIDTH
             # An empty row has no size; its gradient is masked, and so must the root be.
             square = tl.where(m_row[:, None, None], square + tl.full([1, 1, 1], NORM_EPS, WIDE), 1.0)
@@ -115,11 +113,10 @@ def merge_backward_kernel(
 
         product = tl.sum(upstream * value, 2)
         if ACT == "softmax":
-            if p_gain is None:
-                o_start = i_outer * mixed_outer + i_inner * mixed_inner
-                mixed = tl.load(p_mixed + (o_start[:, None, None] + o_width), mask=mask, other=0.0).to(WIDE)
-            delta = tl.sum(upstream * mixed, 2)
-            grad_z = weight * (product - delta)
+            # From prior and p, not from h: that is rounded, and g . p - delta cancels.
+            before = tl.sum(upstream * prior, 2)
+            delta = rest * before + weight * product
+            grad_z = weight * rest * (product - before)
         else:
             delta = tl.zeros([R, H], WIDE)
             grad_z = weight * (1.0 / (1.0 + tl.exp(z))) * product
@@ -170,7 +167,7 @@ def merge_backward(
     """Gradients of `merge_forward`: of the partial sum p, and so of both partial and output.
 
     grad_h: [..., D], of h, or with gain of the normed h.  grad_total: [..., D], what later readers of the
-    sum send back.  prior: read only with gain.  h: read only for softmax without gain.
+    sum send back.  h: not read; other backends may take delta from it.
     Returns grad_p [..., D] (grad_total included), delta [..., H] (zeros for sigmoid), grad_query [D] in
     float32 or wider; with gain also grad_gain [D] and the gradient of h [..., D] that goes to the history.
     """
@@ -183,10 +180,8 @@ def merge_backward(
         zeros = torch.zeros(width, dtype=wide, device=p.device)
         first = (grad_p, delta, zeros)
         return first if grad_mixed is None else (*first, zeros.clone(), grad_mixed)
-    # A tensor that is not read stands in by p.
-    mixed = p if h is None else h
-    view = rows.as_rows([grad_h, prior, p, mixed, *([] if grad_total is None else [grad_total])])
-    tile = rows.row_tile(width, heads)
+    view = rows.as_rows([grad_h, prior, p, *([] if grad_total is None else [grad_total])])
+    tile = rows.row_tile(width, heads, per_thread=8)
     programs = rows.num_partials(view.num, tile.rows)
     grad_query = rows.empty((programs, width), wide, p)
     grad_gain = None if gain is None else rows.empty((programs, width), wide, p)
@@ -197,18 +192,15 @@ def merge_backward(
         p_upstream=view.tensors[0],
         upstream_outer=view.outer[0],
         upstream_inner=view.inner[0],
-        p_grad_total=None if grad_total is None else view.tensors[4],
-        total_outer=0 if grad_total is None else view.outer[4],
-        total_inner=0 if grad_total is None else view.inner[4],
+        p_grad_total=None if grad_total is None else view.tensors[3],
+        total_outer=0 if grad_total is None else view.outer[3],
+        total_inner=0 if grad_total is None else view.inner[3],
         p_prior=view.tensors[1],
         prior_outer=view.outer[1],
         prior_inner=view.inner[1],
         p_value=view.tensors[2],
         value_outer=view.outer[2],
         value_inner=view.inner[2],
-        p_mixed=view.tensors[3],
-        mixed_outer=view.outer[3],
-        mixed_inner=view.inner[3],
         p_query=query.contiguous(),
         p_gain=None if gain is None else gain.contiguous(),
         p_z=z,

@@ -104,25 +104,33 @@ def read_backward_kernel(
         if p_grad_lse is not None:
             grad_lse = tl.load(p_grad_lse + o_heads, mask=m_heads, other=0.0).to(WIDE)
 
+        # Two sources are on their way while one is used: few rows fit a multiprocessor at a time.
         if SAME:
             o_start = i_outer * source_outer + i_inner * source_inner
         else:
             o_start = i_outer * source_outer[0] + i_inner * source_inner[0]
         o_source = o_start[:, None, None] + o_width
+        coming = tl.load(p_sources[0] + o_source, mask=mask, other=0.0)
+        later = coming
+        if NUM_POINTERS > 1:
+            if not SAME:
+                o_start = i_outer * source_outer[1] + i_inner * source_inner[1]
+                o_source = o_start[:, None, None] + o_width
+            later = tl.load(p_sources[1] + o_source, mask=mask & (num_sources > 1), other=0.0)
         o_scalar = o_row
         if CORRECT:
             exact = tl.zeros([R, H], WIDE)
             keys = tl.zeros([R, H, C], WIDE)
-        coming = tl.load(p_sources[0] + o_source, mask=mask, other=0.0)
         for i in tl.static_range(NUM_POINTERS):
             if i < num_sources:
                 value = coming.to(WIDE)
-                if i + 1 < NUM_POINTERS:
+                coming = later
+                if i + 2 < NUM_POINTERS:
                     if not SAME:
-                        o_start = i_outer * source_outer[i + 1] + i_inner * source_inner[i + 1]
+                        o_start = i_outer * source_outer[i + 2] + i_inner * source_inner[i + 2]
                         o_source = o_start[:, None, None] + o_width
-                    m_next = mask & (i + 1 < num_sources)
-                    coming = tl.load(p_sources[i + 1] + o_source, mask=m_next, other=0.0)
+                    m_later = mask & (i + 2 < num_sources)
+                    later = tl.load(p_sources[i + 2] + o_source, mask=m_later, other=0.0)
 
                 o_z = (o_scalar * HEADS)[:, None] + o_head[None, :]
                 z = tl.load(p_z + o_z, mask=m_heads, other=0.0)

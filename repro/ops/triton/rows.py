@@ -25,6 +25,8 @@ POINTERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64)
 MAX_ROWS = 2**31 - 1
 #: Programs that share a sum over all rows: fixed, so that the order of additions depends on no device.
 NUM_PARTIALS = 512
+#: Warps of a program: with more, a thread has too few registers for a row's share of several tiles.
+MAX_WARPS = 16
 #: Elements of one tile where rows are shorter than that.
 TILE = 1024
 
@@ -147,7 +149,7 @@ def row_tile(width: int, heads: int, *, per_thread: int = 16) -> Tile:
     h, c = next_power_of_2(heads), next_power_of_2(width // heads)
     rows = max(1, min(TILE // (h * c), 64))
     num_warps = rows * h * c // (32 * per_thread)
-    return Tile(rows, h, c, max(1, min(next_power_of_2(num_warps), 32)))
+    return Tile(rows, h, c, max(1, min(next_power_of_2(num_warps), MAX_WARPS)))
 
 
 def num_partials(num_rows: int, rows: int) -> int:
