@@ -45,9 +45,8 @@ def test_mixes_are_well_formed_operators(dtype: torch.dtype, act: str, on_prior:
     z, lse = tensor("z", 3, 2, 3, 2, 2), tensor("lse", 2, 3, 2, 2)
     prior = (sources[:2], lse) if on_prior else ([], None)
     outputs, lse = well_formed(OPS.mix, sources, z, *prior, act, torch.float32)
-    outputs = [None, outputs[1]] if act == "softmax" else [None, None]
-    grads_in = [None, sources[0], None]
-    well_formed(OPS.mix_backward, sources[:2], lse, lse, outputs, lse, sources, z, act, grads_in)
+    whole = (lse, lse, [True, False], [None, outputs[1] if on_prior else None], prior[1])
+    well_formed(OPS.mix_backward, sources[:2], *whole, lse, sources, z, act, [None, sources[0], None])
 
 
 def test_a_graph_stays_whole_around_them() -> None:
@@ -82,6 +81,8 @@ def test_operations_are_counted() -> None:
     assert counted(OPS.score_backward, scored[0], sources[1], *saved) == 2 * 2 * 5 + 2 + 1
     # Two queries of three sources, and of a prior each.
     assert counted(OPS.mix, sources, z, sources[:2], lse, "softmax", None) == 2 * 2 * (3 + 1)
-    # Products and weighted gradients; one output for delta; one gradient that is added.
-    given = (sources[:2], lse, lse, [None, sources[0]], None, sources, z, "softmax", [None, sources[0], None])
-    assert counted(OPS.mix_backward, *given) == 2 * 2 * 2 * 3 + 2 + 1
+    # Products and weighted gradients; one prior for a delta; one gradient that is added.
+    whole = (lse, lse, [True, False], [None, sources[0]], lse)
+    added = [None, sources[0], None]
+    count = counted(OPS.mix_backward, sources[:2], *whole, None, sources, z, "softmax", added)
+    assert count == 2 * 2 * 2 * 3 + 2 + 1

@@ -91,9 +91,11 @@ class Case:
     def check(self) -> None:
         num_queries = len(self.upstream)
         outputs, lse = mix_forward(self.sources, self.z, self.priors, self.prior_lse, self.act, None)
-        given_: list[Any] = outputs if self.act == "softmax" else [None] * num_queries
+        # No read goes on elsewhere: delta is computed, and what is passed of it is not read.
+        whole = (lse, torch.full_like(lse, torch.nan), [False] * num_queries)
+        before = (self.priors or [None] * num_queries, self.prior_lse)
         saved = (self.sources, self.z, self.act, self.grads_in)
-        grads, grad_z, delta = mix_backward(self.upstream, lse, None, given_, self.grad_lse, *saved)
+        grads, grad_z, delta = mix_backward(self.upstream, *whole, *before, self.grad_lse, *saved)
         assert {x.dtype for x in (*outputs, *grads)} == {self.dtype}
         assert lse.dtype == grad_z.dtype == delta.dtype == wide(self.dtype)
 
@@ -215,15 +217,16 @@ def test_a_read_cut_in_two_has_the_gradients_of_the_whole(heads: int) -> None:
 
     outputs, lse = mix_forward(history, z_history, [], None, "softmax", None)
     mixed, whole = mix_forward(local, z_local, outputs[1:], lse[..., 1:, :], "softmax", None)
-    nothing: list[Any] = [None] * 3
+    unread = torch.full_like(whole, torch.nan)
+    before = (outputs[1:], lse[..., 1:, :])
     grads_local, grad_z_local, delta_local = mix_backward(
-        upstream[1:], whole, None, mixed, None, local, z_local, "softmax", nothing
+        upstream[1:], whole, unread, [False] * 2, *before, None, local, z_local, "softmax", [None] * 3
     )
     message_lse = torch.cat([lse[..., :1, :], whole], -2)
-    message_delta = torch.cat([torch.full_like(delta_local[..., :1, :], torch.nan), delta_local], -2)
-    last = [outputs[0], None, None]
+    message = (message_lse, torch.cat([unread[..., :1, :], delta_local], -2), [False, True, True])
+    before_history: Any = ([None] * 3, None)
     grads_history, grad_z_history, delta = mix_backward(
-        upstream, message_lse, message_delta, last, None, history, z_history, "softmax", [None] * 4
+        upstream, *message, *before_history, None, history, z_history, "softmax", [None] * 4
     )
 
     leaves = [x.cpu().double().requires_grad_() for x in (*history, *local, z_history, z_local)]
@@ -249,7 +252,9 @@ def test_one_source_is_the_output_and_its_logit_learns_nothing(dtype: torch.dtyp
     outputs, lse = mix_forward([source], z, [], None, "softmax", None)
     assert torch.equal(lse, z[0])
     assert all(torch.equal(output, source) for output in outputs)
-    grads, grad_z, _ = mix_backward(upstream, lse, None, outputs, None, [source], z, "softmax", [None])
+    grads, grad_z, _ = mix_backward(
+        upstream, lse, lse, [False] * 3, [None] * 3, None, None, [source], z, "softmax", [None]
+    )
     assert torch.equal(grad_z, torch.zeros_like(z))
     assert deviation(grads[0], sum(x.cpu().double() for x in upstream)) < TOLERANCES[dtype]  # type: ignore[arg-type]
 
@@ -260,12 +265,13 @@ def test_one_source_is_the_output_and_its_logit_learns_nothing(dtype: torch.dtyp
 def test_two_runs_give_the_same_bits() -> None:
     """Also where the order of additions would show: terms of very different size, many chunks of channels."""
     sources = [normal(f"{i}", 5, 900, dtype=torch.float32).to(DEVICE) * 10**i for i in range(4)]
+    ends: Any = ([False] * 3, [None] * 3, None, None)
     z = normal("z", 4, 5, 3, 1, dtype=torch.float32).to(DEVICE)
     upstream = [normal(f"g{q}", 5, 900, dtype=torch.float32).to(DEVICE).exp() for q in range(3)]
     runs = []
     for _ in range(2):
         outputs, lse = mix_forward(sources, z, [], None, "softmax", None)
-        grads, *rest = mix_backward(upstream, lse, None, outputs, None, sources, z, "softmax", [None] * 4)
+        grads, *rest = mix_backward(upstream, lse, lse, *ends, sources, z, "softmax", [None] * 4)
         runs.append([*outputs, lse, *grads, *rest])
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
@@ -283,18 +289,18 @@ def test_arguments_are_left_as_they_were() -> None:
 def test_every_stream_is_loaded_once_and_stored_once() -> None:
     """Seven queries of five sources, width no power of two: n + 2 Q streams forward, 3 n + 2 Q backward."""
     counting = import_module("repro.bench.counting").counting
-    num, reads, shape = 5, 7, (6, 300)
-    size = 6 * 300 * 4
+    num, reads, shape, size = 5, 7, (6, 300), 6 * 300 * 4
     sources = [normal(f"{i}", *shape, dtype=torch.float32) for i in range(num)]
     priors, upstream = ([normal(f"{p}{q}", *shape, dtype=torch.float32) for q in range(reads)] for p in "pg")
     z, prior_lse = torch.randn(num, 6, reads, 1), torch.randn(6, reads, 1)
     with counting() as forward:
-        outputs, lse = mix_forward(sources, z, priors, prior_lse, "softmax", None)
+        _, lse = mix_forward(sources, z, priors, prior_lse, "softmax", None)
     assert forward.total(shape=shape, direction="load") == (num + reads) * size
     assert forward.total(shape=shape, direction="store") == reads * size
     added = [source + 1 for source in sources]
     with counting() as backward:
-        mix_backward(upstream, lse, None, outputs, None, sources, z, "softmax", added)
+        whole = (lse, lse, [False] * reads, priors, prior_lse)
+        mix_backward(upstream, *whole, None, sources, z, "softmax", added)
     assert backward.total(shape=shape, direction="load") == (2 * num + 2 * reads) * size
     assert backward.total(shape=shape, direction="store") == num * size
 
@@ -323,7 +329,7 @@ def test_bad_input_has_one_clear_error_before_any_launch(
         mix_forward([v], z, [], None, "softmax", None)
     assert "\n" not in str(raised.value)
     with pytest.raises(ValueError, match=message):
-        mix_backward([v], z[0], None, [None], None, [v], z, "linear", [None])
+        mix_backward([v], z[0], z[0], [True], [None], None, None, [v], z, "linear", [None])
 
 
 def test_more_programs_than_a_grid_holds(monkeypatch: pytest.MonkeyPatch) -> None:

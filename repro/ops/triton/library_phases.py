@@ -114,15 +114,17 @@ def _(
 @torch.library.custom_op(
     "attnres::mix_backward",
     mutates_args=(),
-    schema="(Tensor[] grads, Tensor lse, Tensor? delta, Tensor?[] outputs, Tensor? grad_lse,"
-    " Tensor[] sources, Tensor z, str act, Tensor?[] grads_in)"
+    schema="(Tensor[] grads, Tensor lse, Tensor delta, bool[] continued, Tensor?[] priors, Tensor? prior_lse,"
+    " Tensor? grad_lse, Tensor[] sources, Tensor z, str act, Tensor?[] grads_in)"
     " -> (Tensor[] grad_sources, Tensor grad_z, Tensor new_delta)",
 )
 def mix_backward(
     grads: Sequence[Tensor],
     lse: Tensor,
-    delta: Tensor | None,
-    outputs: Sequence[Tensor | None],
+    delta: Tensor,
+    continued: Sequence[bool],
+    priors: Sequence[Tensor | None],
+    prior_lse: Tensor | None,
     grad_lse: Tensor | None,
     sources: Sequence[Tensor],
     z: Tensor,
@@ -130,15 +132,18 @@ def mix_backward(
     grads_in: Sequence[Tensor | None],
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """`mix_backward` of mix_backward.py."""
-    return mix_gradients(grads, lse, delta, outputs, grad_lse, sources, z, act, grads_in)
+    whole = (lse, delta, continued, priors, prior_lse)
+    return mix_gradients(grads, *whole, grad_lse, sources, z, act, grads_in)
 
 
 @mix_backward.register_fake
 def _(
     grads: Sequence[Tensor],
     lse: Tensor,
-    delta: Tensor | None,
-    outputs: Sequence[Tensor | None],
+    delta: Tensor,
+    continued: Sequence[bool],
+    priors: Sequence[Tensor | None],
+    prior_lse: Tensor | None,
     grad_lse: Tensor | None,
     sources: Sequence[Tensor],
     z: Tensor,
@@ -183,7 +188,9 @@ def _(
     grads: Sequence[Any],
     lse: Any,
     delta: Any,
-    outputs: Sequence[Any],
+    continued: Sequence[bool],
+    priors: Sequence[Any],
+    prior_lse: Any,
     grad_lse: Any,
     sources: Sequence[Any],
     z: Any,
@@ -191,7 +198,7 @@ def _(
     grads_in: Sequence[Any],
     **_: Any,
 ) -> int:
-    # Per source and query: g . v and a g. Once per query: g . output; once per source: what is added.
-    once = 2 * sum(x is not None for x in outputs) if act == "softmax" else 0
+    # Per source and query: g . v and a g. Once per read that ends: g . prior; once per source: what is added.
+    once = 2 * sum(x is not None for x in priors) if act == "softmax" else 0
     added = sum(x is not None for x in grads_in)
     return (4 * len(sources) * len(grads) + once + added) * math.prod(sources[0])

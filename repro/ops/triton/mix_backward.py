@@ -54,17 +54,17 @@ def side_by_side(vectors, LEVELS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.con
 @triton.jit
 def mix_backward_kernel(
     p_sources, s_outer, s_inner, p_grads, s_grad_outer, s_grad_inner,
-    p_outputs, s_output_outer, s_output_inner, p_grads_in, s_in_outer, s_in_inner,
-    p_z, s_n, s_m, s_q, s_h, p_lse, p_products, s_products, p_own, p_grad_sources, num_rows, inner_size,
-    WIDTH: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr, OUTPUTS: tl.constexpr, ACT: tl.constexpr,
+    p_priors, s_prior_outer, s_prior_inner, p_grads_in, s_in_outer, s_in_inner,
+    p_z, s_n, s_m, s_q, s_h, p_lse, p_products, s_products, p_of_prior, p_grad_sources, num_rows, inner_size,
+    WIDTH: tl.constexpr, HEADS: tl.constexpr, QUERIES: tl.constexpr, PRIORS: tl.constexpr, ACT: tl.constexpr,
     SPLIT: tl.constexpr, WIDE: tl.constexpr, B_ROWS: tl.constexpr, B_CHANNELS: tl.constexpr,
     STEPS: tl.constexpr, UNROLL: tl.constexpr, PACK: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of sources [M, D]; products g . v [n, chunks, M, q] and g . output [chunks, M, q] per chunk.
+    """Gradients of sources [M, D]; products g . v [n, chunks, M, q] and g . prior [chunks, M, q] per chunk.
 
-    QUERIES: of the whole call, of which this launch has q = len(p_grads).  OUTPUTS: bit i says that output
-    i is given; other entries of p_outputs are not read.  PACK: sources whose products are stored together,
-    in a tile of 2 ** LEVELS columns.
+    QUERIES: of the whole call, of which this launch has q = len(p_grads).  PRIORS: bit i says that prior i
+    is given; other entries of p_priors are not read.  PACK: sources whose products are stored together, in
+    a tile of 2 ** LEVELS columns.
     """
     HEAD_WIDTH: tl.constexpr = WIDTH // HEADS
     CHUNKS: tl.constexpr = (HEAD_WIDTH + B_CHANNELS - 1) // B_CHANNELS
@@ -90,10 +90,10 @@ def mix_backward_kernel(
         else:
             b_lse = tl.zeros([B_ROWS], WIDE)
         lses = lses + (b_lse.to(WIDE),)  # noqa: RUF005
-        if (OUTPUTS >> q) & 1:
-            start = row_start(row, inner_size, shared(s_output_outer, q), shared(s_output_inner, q), SPLIT)
-            b_output = tl.load(p_outputs[q] + start[:, None] + o_channel, mask=mask, other=0.0).to(WIDE)
-            tl.store(p_own + o_product + q, tl.sum(b_grad * b_output, axis=1), mask=m_row)
+        if (PRIORS >> q) & 1:
+            start = row_start(row, inner_size, shared(s_prior_outer, q), shared(s_prior_inner, q), SPLIT)
+            b_prior = tl.load(p_priors[q] + start[:, None] + o_channel, mask=mask, other=0.0).to(WIDE)
+            tl.store(p_of_prior + o_product + q, tl.sum(b_grad * b_prior, axis=1), mask=m_row)
     for step in range(STEPS):
         for j in tl.static_range(UNROLL):
             if j % PACK == 0:
@@ -130,14 +130,15 @@ def mix_backward_kernel(
 
 @triton.jit
 def mix_scalars_kernel(
-    p_products, s_products, p_own, p_z, s_n, s_m, s_q, s_h, p_lse, p_delta_in, p_grad_lse, p_grad_z, s_grad_z,
-    p_delta, num_rows, num_sources,
+    p_products, s_products, p_of_prior, p_z, s_n, s_m, s_q, s_h, p_lse, p_delta_in, p_prior_lse, p_grad_lse,
+    p_grad_z, s_grad_z, p_delta, num_rows, num_sources,
     HEADS: tl.constexpr, CHUNKS: tl.constexpr, QUERIES: tl.constexpr, GROUP: tl.constexpr,
-    OUTPUTS: tl.constexpr, ACT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    ENDED: tl.constexpr, PRIORS: tl.constexpr, ACT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of logits [n, M, Q, H] and delta [M, Q, H] of one head and GROUP of all QUERIES.
 
-    CHUNKS: of a head.  OUTPUTS: as in `mix_backward_kernel`.
+    CHUNKS: of a head.  ENDED: bit i says that delta of query i is to be computed.  PRIORS: as in
+    `mix_backward_kernel`.
     """
     head = tl.program_id(1)
     o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -147,20 +148,29 @@ def mix_scalars_kernel(
     o_product = (head.to(tl.int64) * CHUNKS * num_rows + row) * GROUP + q
     o_scalar = (row * QUERIES + q) * HEADS + head
     p_z += row * s_m + q * s_q + head * s_h
+    p_products += o_product
     lse = tl.zeros([BLOCK], WIDE)
     delta = tl.zeros([BLOCK], WIDE)
     if ACT == "softmax":
         lse = tl.load(p_lse + o_scalar, mask=mask, other=0.0).to(WIDE)
-        if p_delta_in is not None:
-            delta = tl.load(p_delta_in + o_scalar, mask=mask, other=0.0).to(WIDE)
-        if OUTPUTS:
-            computed = ((OUTPUTS >> q) & 1) != 0
-            own = chunk_sum(p_own + o_product, num_rows, mask & computed, CHUNKS, GROUP, WIDE, BLOCK)
-            delta = tl.where(computed, own, delta)
+        m_ended = mask & (((ENDED >> q) & 1) != 0)
+        delta = tl.load(p_delta_in + o_scalar, mask=mask & (m_ended == 0), other=0.0).to(WIDE)
+        if ENDED:
+            p_product, p_logit = p_products, p_z
+            for _ in range(num_sources):
+                product = chunk_sum(p_product, num_rows, m_ended, CHUNKS, GROUP, WIDE, BLOCK)
+                z = tl.load(p_logit, mask=m_ended, other=0.0).to(WIDE)
+                delta += tl.where(m_ended, weight(z, lse, ACT), 0.0) * product
+                p_product += s_products
+                p_logit += s_n
+        if PRIORS:
+            m_prior = m_ended & (((PRIORS >> q) & 1) != 0)
+            product = chunk_sum(p_of_prior + o_product, num_rows, m_prior, CHUNKS, GROUP, WIDE, BLOCK)
+            prior_lse = tl.load(p_prior_lse + o_scalar, mask=m_prior, other=0.0).to(WIDE)
+            delta += tl.where(m_prior, tl.exp(prior_lse - lse), 0.0) * product
         if p_grad_lse is not None:
             delta -= tl.load(p_grad_lse + o_scalar, mask=mask, other=0.0).to(WIDE)
     tl.store(p_delta + o_scalar, delta, mask=mask)
-    p_products += o_product
     p_grad_z += o_scalar
     for _ in range(num_sources):
         product = chunk_sum(p_products, num_rows, mask, CHUNKS, GROUP, WIDE, BLOCK)
@@ -195,8 +205,10 @@ def chunk_sum(
 def mix_backward(
     grads: Sequence[Tensor],
     lse: Tensor,
-    delta: Tensor | None,
-    outputs: Sequence[Tensor | None],
+    delta: Tensor,
+    continued: Sequence[bool],
+    priors: Sequence[Tensor | None],
+    prior_lse: Tensor | None,
     grad_lse: Tensor | None,
     sources: Sequence[Tensor],
     z: Tensor,
@@ -205,10 +217,12 @@ def mix_backward(
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """What Q reads with gradients [..., D] send to n sources [..., D] and logits z [n, ..., Q, H].
 
-    lse, delta: [..., Q, H] of the whole reads.  outputs: for each query [..., D] where delta is to be
-    computed here as g . output, else None; without either it is zero.  grad_lse: [..., Q, H], taken from
-    delta.  grads_in: for each source a gradient [..., D] to add, or None.
-    Returns gradients of the sources in their dtype, of the logits, and delta [..., Q, H] (wide).
+    lse, delta: [..., Q, H] of the whole reads; delta is read where a read is continued elsewhere, and
+    computed here where not, from the products with its sources and its prior [..., D] (or None) of weight
+    exp(prior_lse - lse), and not with the read itself, which may have been rounded.  grad_lse: [..., Q, H],
+    taken from delta.  grads_in: for each source a gradient [..., D] to add, or None.
+    Returns gradients of the sources in their dtype, of the logits, and delta [..., Q, H] (wide; zeros
+    unless softmax).
     """
     check_device(sources[0])
     rows.check("mix", sources)
@@ -220,7 +234,14 @@ def mix_backward(
         return grad_sources, grad_z, new_delta
     shape = (first.numel() // first.shape[-1], num_queries, heads)
     logits = z.reshape(len(sources), *shape)
-    scalars = {"lse": lse, "delta_in": delta, "grad_lse": grad_lse, "delta": new_delta}
+    softmax = act == "softmax"
+    scalars = {
+        "lse": lse,
+        "delta_in": delta,
+        "prior_lse": prior_lse if softmax else None,
+        "grad_lse": grad_lse if softmax else None,
+        "delta": new_delta,
+    }
     views = {name: None if x is None else x.reshape(shape).contiguous() for name, x in scalars.items()}
     carried = list(grads_in)
     for group in rows.chunks(num_queries, MAX_QUERIES):
@@ -228,7 +249,8 @@ def mix_backward(
             act=act,
             wide=wide,
             grads=grads[group],
-            outputs=outputs[group] if act == "softmax" else [None] * len(grads[group]),
+            ended=[softmax and not goes_on for goes_on in continued[group]],
+            priors=priors[group] if softmax else [None] * len(grads[group]),
             z=logits[:, :, group],
             grad_z=grad_z.view(logits.shape)[:, :, group],
             scalars={name: None if x is None else x[:, group] for name, x in views.items()},
@@ -248,7 +270,8 @@ class _Group:
     act: str
     wide: torch.dtype
     grads: Sequence[Tensor]
-    outputs: Sequence[Tensor | None]
+    ended: Sequence[bool]
+    priors: Sequence[Tensor | None]
     z: Tensor
     grad_z: Tensor
     scalars: dict[str, Any]
@@ -259,16 +282,16 @@ def _launch_group(
     call: _Group, sources: Sequence[Tensor], grads_in: Sequence[Tensor | None], into: Sequence[Tensor]
 ) -> None:
     first, heads, size = sources[0], call.z.shape[-1], len(call.grads)
-    flags = sum(1 << q for q, output in enumerate(call.outputs) if output is not None)
+    flags = _bits([prior is not None for prior in call.priors])
     tile = mix_tile(first.shape[-1], heads, size, first.element_size(), call.wide)
     num_rows = call.z.shape[1]
     products = rows.empty((len(sources), tile.num_chunks, num_rows, size), call.wide, first)
-    own = rows.empty(products.shape[1:], call.wide, first) if flags else None
+    of_prior = rows.empty(products.shape[1:], call.wide, first) if flags else None
     logit_strides = dict(zip(("s_n", "s_m", "s_q", "s_h"), call.z.stride(), strict=True))
     common = {"QUERIES": call.num_queries, "HEADS": heads, "ACT": call.act, "WIDE": TYPES[call.wide]}
     for part in rows.chunks(len(sources)):
         bits = flags if part.start == 0 else 0
-        tensors = _tensors(sources[part], call.grads, call.outputs if bits else (), grads_in[part])
+        tensors = _tensors(sources[part], call.grads, call.priors if bits else (), grads_in[part])
         steps, unroll = unrolling(len(sources[part]), size, 64)
         pack = min(max(1, 16 // size), unroll)
         launch(
@@ -281,11 +304,11 @@ def _launch_group(
             p_lse=call.scalars["lse"],
             p_products=products[part],
             s_products=products.stride(0),
-            p_own=own if bits else None,
+            p_of_prior=of_prior if bits else None,
             p_grad_sources=tuple(into[part]),
             num_rows=num_rows,
             WIDTH=first.shape[-1],
-            OUTPUTS=bits,
+            PRIORS=bits,
             B_ROWS=tile.rows,
             B_CHANNELS=tile.channels,
             STEPS=steps,
@@ -300,7 +323,7 @@ def _launch_group(
         4,
         p_products=products,
         s_products=products.stride(0),
-        p_own=own,
+        p_of_prior=of_prior,
         p_z=call.z,
         **logit_strides,
         **{f"p_{name}": scalar for name, scalar in call.scalars.items()},
@@ -310,16 +333,21 @@ def _launch_group(
         num_sources=len(sources),
         CHUNKS=tile.num_chunks // heads,
         GROUP=size,
-        OUTPUTS=flags,
+        ENDED=_bits(call.ended),
+        PRIORS=flags,
         BLOCK=SCALARS,
         **common,
     )
 
 
+def _bits(flags: Sequence[bool]) -> int:
+    return sum(1 << q for q, flag in enumerate(flags) if flag)
+
+
 def _tensors(
     sources: Sequence[Tensor],
     grads: Sequence[Tensor],
-    outputs: Sequence[Tensor | None],
+    priors: Sequence[Tensor | None],
     grads_in: Sequence[Tensor | None],
 ) -> dict[str, Any]:
     """Pointers and strides of `mix_backward_kernel`, all tensors with one cut of their leading axes."""
@@ -329,14 +357,14 @@ def _tensors(
         zeros = sources[0].new_zeros(sources[0].shape[-1]).expand(sources[0].shape)
         added = [zeros if grad is None else grad for grad in grads_in]
     # An entry that is not read repeats the gradient, which is at hand in any case.
-    read = [grad if output is None else output for grad, output in zip(grads, outputs, strict=bool(outputs))]
+    read = [grad if prior is None else prior for grad, prior in zip(grads, priors, strict=bool(priors))]
     view = rows.as_rows([*sources, *grads, *read, *added])
     arguments: dict[str, Any] = {"inner_size": view.inner_size, "SPLIT": view.split}
     begin = 0
     for name, strides, num in (
         ("p_sources", "s", len(sources)),
         ("p_grads", "s_grad", len(grads)),
-        ("p_outputs", "s_output", len(read)),
+        ("p_priors", "s_prior", len(read)),
         ("p_grads_in", "s_in", len(added)),
     ):
         part = slice(begin, begin + num)
@@ -348,15 +376,15 @@ def _tensors(
 
 
 def specialisations(width: int, sources: int, dtype: torch.dtype) -> Iterator[Specialisation]:
-    """Phase 1 of a block of 16 sublayers, with messages; and one read's local sources, which complete it."""
+    """Phase 1 of a block of 16 sublayers, with messages; and the local sources that end one read."""
     num_rows = 16384
     history = [torch.empty(num_rows, width, dtype=dtype, device="meta") for _ in range(sources)]
     wide = wide_type(*history)
     with recording() as found:
         for num_queries in (16, 1):
             z = torch.empty(sources, num_rows, num_queries, 1, dtype=wide, device="meta")
-            grads, last = history[:1] * num_queries, num_queries == 1
-            given = history[:1] if last else [None] * num_queries
-            delta = None if last else z[0]
-            mix_backward(grads, z[0], delta, given, None, history, z, "softmax", history)
+            grads, ends = history[:1] * num_queries, num_queries == 1
+            priors = history[:1] if ends else [None] * num_queries
+            message = (z[0], z[0], [not ends] * num_queries, priors, z[0] if ends else None)
+            mix_backward(grads, *message, None, history, z, "softmax", history)
     yield from found
