@@ -9,8 +9,11 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
+from repro.bench import formulas
+from repro.bench.accounts import Case, account, problems
 from repro.bench.aten import AtenTraffic
 from repro.bench.counting import Access, counting
+from repro.bench.drive import drive
 
 pytestmark = pytest.mark.skipif(
     not triton.knobs.runtime.interpret, reason="kernels are counted in the interpreter: TRITON_INTERPRET=1"
@@ -142,3 +145,122 @@ def test_autograds_own_additions_are_charged() -> None:
     found = aten_bytes(twice)
     assert found["add", "load"] == 2 * 128
     assert found["add", "store"] == 128
+
+
+SHAPES = [(16, 8), (8, 4), (5, 3), (2, 2), (12, 5)]
+
+
+def test_table_1_in_the_typical_case() -> None:
+    assert formulas.total(formulas.paper(False, 16, 8)) == 5.5 * 128
+    assert formulas.total(formulas.paper(True, 16, 8)) == 24 * 128
+
+
+@pytest.mark.parametrize(("S", "N"), SHAPES)
+def test_the_way_from_table_1_ends_at_the_full_account(S: int, N: int) -> None:
+    for full, inner in ((False, 1), (True, 1), (True, S)):
+        closed = formulas.full_forward(S, N, inner, 64) if full else formulas.block_forward(S, N)
+        way = formulas.paper(full, S, N) + formulas.reconciliation(full, S, N, inner, 64)
+        assert formulas.total(way) == formulas.total(closed)
+        assert sum(term.read for term in way) == sum(term.read for term in closed)
+
+
+def walk_block(S: int, N: int) -> int:
+    """Forward accesses of Block, step by step."""
+    count, blocks = 1, 1  # the embedding is scored
+    for block in range(N):
+        results = S + (block == N - 1)
+        if block:
+            count += blocks + results  # phase 1
+        for read in range(1, S):
+            count += 3 if read == 1 else 5  # result, output, read; partial sum in and out
+        count += 3  # partial sum and output in, block sum out
+        blocks += 1
+    return count + 3  # output read: result, last block sum, read
+
+
+def walk_full(S: int, N: int, inner: int, most: int) -> int:
+    """Forward accesses of Full, step by step: `written` sources, of which a level has mixed some."""
+    count, written = 1, 1
+    for group in range(N):
+        last = group == N - 1
+        if group:
+            queries = S + last
+            count += written + queries
+            for _ in range(most, written, most):
+                count += 4 * queries  # float32, out and in
+        mixed = written
+        for start in range(0, S, inner):
+            queries = inner + (last and start + inner == S)
+            if written > mixed:
+                count += written - mixed + 2 * queries
+            local = written
+            for read in range(queries):
+                if written > local:
+                    count += written - local + 2
+                if read < inner:
+                    written += 1
+                    count += 1  # scored
+    return count
+
+
+def walk_backward(steps: list[tuple[range, int, int]], num_sources: int) -> int:
+    """Fewest accesses of scores and of mixes: (sources, reads, reads that end here on a prior), in order."""
+    count, reached = 3 * num_sources, set[int]()
+    for sources, reads, ends in reversed(steps):
+        count += reads + ends + 2 * len(sources) + len(reached & set(sources))
+        reached |= set(sources)
+    return count
+
+
+def walk_block_backward(S: int, N: int) -> int:
+    steps = [(range(block + 1), S + (block == N - 1), 0) for block in range(N)]
+    steps.append((range(N, N + 1), 1, 1))
+    return walk_backward(steps, N + 1) + 5 * N * (S - 1)
+
+
+def walk_full_backward(S: int, N: int, inner: int) -> int:
+    steps: list[tuple[range, int, int]] = []
+    for group in range(0, N * S, S):
+        steps.append((range(group + 1), S + (group + S == N * S), 0))
+        for start in range(group, group + S, inner):
+            reads = inner + (start + inner == N * S)
+            if start > group:
+                steps.append((range(group + 1, start + 1), reads, 1))
+            steps += [(range(start + 1, start + 1 + t), 1, 1) for t in range(1, reads)]
+    return walk_backward(steps, N * S + 1)
+
+
+@pytest.mark.parametrize(("S", "N"), SHAPES)
+def test_closed_forms_are_the_steps_added_up(S: int, N: int) -> None:
+    assert formulas.total(formulas.block_forward(S, N)) == walk_block(S, N)
+    assert formulas.total(formulas.block_backward(S, N)) == walk_block_backward(S, N)
+    for inner in (i for i in range(1, S + 1) if S % i == 0):
+        for most in (7, 64):
+            assert formulas.total(formulas.full_forward(S, N, inner, most)) == walk_full(S, N, inner, most)
+        assert formulas.total(formulas.full_backward(S, N, inner)) == walk_full_backward(S, N, inner)
+
+
+@pytest.mark.parametrize("case", [Case("Block", 8, 2, 1), Case("Full", 16, 2, 4)], ids=["Block", "Full"])
+def test_the_schedule_moves_what_the_formula_says(case: Case) -> None:
+    """At two widths and numbers of tokens, by kernels alone: no operator of torch touches an activation."""
+    runs = [
+        drive(case.mixer(width, "two_phase", "triton"), tokens, torch.float16)
+        for width, tokens in ((24, 2), (40, 1))
+    ]
+    for run in runs:
+        assert account(run.forward, run).total == formulas.total(case.formula("forward"))
+        beside = {
+            access.kernel for access in run.forward.bytes if account(run.forward, run, access.kernel).total
+        }
+        assert not {name for name in beside if name.startswith("aten::")}
+    assert problems(case, runs) == []
+    first, second = (account(run.backward, run) for run in runs)
+    assert (first.read, first.write) == (second.read, second.write)
+
+
+def test_what_is_beyond_its_limit_is_named() -> None:
+    case = Case("Block", 8, 2, 1)
+    single = drive(case.mixer(24, "per_read", "triton"), 1, torch.float16)
+    found = problems(case, [single])
+    assert any("the formula says" in problem for problem in found)
+    assert any("of the bound" in problem for problem in found)

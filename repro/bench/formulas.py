@@ -60,14 +60,20 @@ def block_forward(S: int, N: int) -> list[Term]:
     ]
 
 
-def full_forward(S: int, N: int, I: int) -> list[Term]:
-    """Every access of Full's forward pass; S a multiple of I. The output read joins the last groups."""
+def full_forward(S: int, N: int, I: int, most: int) -> list[Term]:
+    """Every access of Full's forward pass; S a multiple of I. The output read joins the last groups.
+
+    most: sources of one launch; sums over more go through memory between launches, two accesses each way
+    (float32 where activations have two bytes).
+    """
     k, L = S // I, S * N
-    inner, local = N * (k - 1) * I + 1, N * k * (I - 1) + 1
+    carried = sum((S + (n == N - 1)) * (-(-(n * S + 1) // most) - 1) for n in range(1, N))
+    inner, local = N * (k - 1) * I + (k > 1), N * k * (I - 1) + 1
     return [
         Term("score of every source", L + 1, 0),
         Term("phase 1: embedding and sources of earlier groups", S * N * (N - 1) // 2 + N - 1, 0),
         Term("phase 1: results, for every read but those of group 0", 0, (N - 1) * S + 1),
+        Term(f"phase 1: sums carried beyond {most} sources", 2 * carried, 2 * carried),
         Term("inner groups: sources since the group began", N * I * k * (k - 1) // 2, 0),
         Term("inner groups: results of phase 1, read and replaced", inner, inner),
         Term("phase 2: sources since the inner group began", N * k * I * (I - 1) // 2 + I, 0),
@@ -96,7 +102,7 @@ def full_backward(S: int, N: int, I: int) -> list[Term]:
     return [
         Term("phase 2: gradients, and one of h and the result before", 2 * reads, 0),
         Term("phase 2: sources since the inner group began, and their gradients", 2 * local - I, local),
-        Term("inner groups: gradients of the reads", N * (k - 1) * I + 1, 0),
+        Term("inner groups: gradients of the reads", N * (k - 1) * I + (k > 1), 0),
         Term("inner groups: one of h and the result before, of reads that end here", N * (k - 1), 0),
         Term("inner groups: sources, and their gradients", 2 * inner - (k - 1) * I, inner),
         Term("phase 1: gradients of the reads", L + 1, 0),
@@ -105,7 +111,7 @@ def full_backward(S: int, N: int, I: int) -> list[Term]:
     ]
 
 
-def reconciliation(full: bool, S: int, N: int, I: int) -> list[Term]:
+def reconciliation(full: bool, S: int, N: int, I: int, most: int) -> list[Term]:
     """From Table 1's account to the full one, difference by difference; they add up to `*_forward`."""
     L = S * N
     if not full:
@@ -131,9 +137,10 @@ def reconciliation(full: bool, S: int, N: int, I: int) -> list[Term]:
         Term(
             "phase 2 at two levels: local sources read once per inner group", once - S * (S - 1) // 2 * N, 0
         ),
+        *[term for term in full_forward(S, N, I, most) if "carried" in term.label],
         Term("inner groups: results so far read and replaced", N * (k - 1) * I, N * (k - 1) * I),
         Term("phase 2 reads the result so far, which Table 1 leaves out for Full", N * k * (I - 1), 0),
         Term("the first read of an inner group needs no phase 2", 0, -N * k),
         Term("scores when a source is written", L + 1, 0),
-        Term("output read, at three levels", I + 2, 3),
+        Term("output read, at every level", I + 1 + (k > 1), 2 + (k > 1)),
     ]
