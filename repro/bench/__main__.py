@@ -29,6 +29,7 @@ from repro.errors import ConfigError, DataError
 from repro.runs.places import project_root, shown
 from repro.train import resources
 from repro.train.paths import config_directory
+from repro.train.process import prepare
 from repro.train.refusal import one_line
 from repro.train.sweep import register
 
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_intermixed_args(arguments)
     path = args.results / "bench" / "steps.csv"
     register()
-    torch.set_flush_denormal(True)
+    prepare()
     try:
         if args.rounds < 1:
             raise ConfigError("--rounds", args.rounds, "a whole number of at least 1")

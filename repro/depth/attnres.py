@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from repro import ops
-from repro.depth.base import DepthMixer, tagged
+from repro.depth.base import BACKENDS, DepthMixer, tagged
 from repro.depth.boundaries import is_whole, source_plan
 from repro.errors import ConfigError
 from repro.ops import History
@@ -42,7 +42,7 @@ class AttnResState(NamedTuple):
     stacked: Tensor | None = None  # the same as [L + 1, D]
     projections: tuple[Tensor, ...] = ()  # one [D, D] per read where the query depends on the input
     scores: tuple[dict[int, Tensor], ...] = ()  # per source: first read of a piece -> logits [..., R, H]
-    ahead: dict[int, History] = {}  # read -> what was mixed ahead for it
+    ahead: dict[int, History] | None = None  # read -> what was mixed ahead for it
     mixed: Tensor | None = None  # what the previous sublayer read
 
 
@@ -90,7 +90,7 @@ class AttnRes(DepthMixer):
             ("arm.mixer.act", act, ops.ACTS),
             ("arm.mixer.query", query, QUERIES),
             ("arm.mixer.query_norm", query_norm, QUERY_NORMS),
-            ("runtime.backend", backend, ops.BACKENDS),
+            ("runtime.backend", backend, BACKENDS),
         ):
             if value not in allowed:
                 raise ConfigError(key, value, "one of " + ", ".join(allowed))
@@ -240,10 +240,11 @@ class AttnRes(DepthMixer):
         if not new:
             return state
         reads = [l for l in group if l < self._num_reads]
-        priors = [state.ahead[l] for l in reads if l in state.ahead]
+        ahead = state.ahead or {}
+        priors = [ahead[l] for l in reads if l in ahead]
         # The group's first read is complete with its history; all others have more to come.
         histories, state = self._mix(state, new, start, priors, None, [l != start for l in reads])
-        return state._replace(ahead={**state.ahead, **dict(zip(reads, histories, strict=True))})
+        return state._replace(ahead={**ahead, **dict(zip(reads, histories, strict=True))})
 
     def _covered(self, l: int, level: int) -> int:
         """Sources that the levels above `level` have mixed when read l is computed."""
@@ -277,7 +278,7 @@ class AttnRes(DepthMixer):
     def _finish_read(self, state: AttnResState, l: int) -> tuple[Tensor, AttnResState]:
         """Phase 2: what no level has mixed, then the partial sum with the latest output."""
         dtype = state.sources[0].dtype
-        prior = state.ahead.get(l)
+        prior = (state.ahead or {}).get(l)
         rest = self._visible[l][self._covered(l, len(self._levels)) :]
         if rest:
             open_block = state.latest is not None
@@ -295,7 +296,8 @@ class AttnRes(DepthMixer):
 
     def _merge(self, state: AttnResState, l: int, prior: History) -> tuple[Tensor, Tensor]:
         """Read l of its history and the partial sum, and that partial sum with the latest output in it."""
-        assert state.latest is not None and state.stacked is not None
+        assert state.latest is not None
+        assert state.stacked is not None
         if self.act != "sigmoid_normalized":
             return ops.merge(
                 prior,

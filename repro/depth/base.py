@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from repro import ops
+from repro.errors import ConfigError
+
+#: What `runtime.backend` may be.
+BACKENDS = ops.BACKENDS
 
 # Parameter groups. `matrix` may go to Muon and is decayed; all others go to AdamW without decay.
 PARAMETER_GROUPS = ("matrix", "embedding", "head", "norm", "query", "gain", "scalar")
@@ -28,6 +35,14 @@ def tagged(value: Tensor, group: str) -> nn.Parameter:
     parameter = nn.Parameter(value)
     parameter.group = group  # type: ignore[attr-defined]
     return parameter
+
+
+def pick_backend(name: str, device: torch.device | str) -> str:
+    """The backend of `repro.ops` that `runtime.backend` means on a device; ConfigError if it cannot run."""
+    try:
+        return ops.pick(name, device)
+    except ValueError as error:
+        raise ConfigError("runtime.backend", name, f"one that can run here ({error})") from error
 
 
 class DepthMixer(nn.Module):

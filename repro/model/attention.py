@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from repro.depth.base import tagged
@@ -32,13 +35,48 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Rotate [..., T, head size] by position; same shape and dtype."""
-        tokens, half = x.shape[-2], x.shape[-1] // 2
+        cos, sin = self._tables(x.shape[-2], x.dtype)
+        return x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, T, 3, H, head size] -> query and key, rotated, and value, each [B, H, T, head size]."""
+        cos, sin = self._tables(qkv.shape[1], qkv.dtype)
+        return _Split.apply(qkv, cos[:, None, None], sin[:, None, None])
+
+    def _tables(self, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, head size]."""
         if tokens > self.cos.shape[0]:
             raise ConfigError(
                 "budget.context", tokens, f"at most {self.cos.shape[0]}, the context of this model"
             )
-        cos, sin = self.cos[:tokens].to(x.dtype), self.sin[:tokens].to(x.dtype)
-        return x * cos + x.roll(half, dims=-1) * sin
+        return self.cos[:tokens].to(dtype), self.sin[:tokens].to(dtype)
+
+
+class _Split(torch.autograd.Function):
+    """Three gradients are written into one tensor: slices of it would each be padded with zeros and added."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        pair = qkv[:, :, :2]
+        half = qkv.shape[-1] // 2
+        rotated = torch.addcmul(pair * cos, pair.roll(half, dims=-1), sin)
+        query, key = rotated.permute(2, 0, 3, 1, 4)
+        return query, key, qkv[:, :, 2].transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        query, key, value = (grad.transpose(1, 2) for grad in grads)
+        batch, tokens, heads, size = query.shape
+        back = query.new_empty(batch, tokens, 3, heads, size)
+        back[:, :, 2] = value
+        cos, sin = cos[:, 0], sin[:, 0]
+        for slot, grad in enumerate((query, key)):
+            # The transpose of a roll by half the head size is the same roll.
+            torch.mul(grad, cos, out=back[:, :, slot]).add_((grad * sin).roll(size // 2, dims=-1))
+        return back, None, None
 
 
 class CausalAttention(nn.Module):
@@ -60,7 +98,6 @@ class CausalAttention(nn.Module):
         batch, tokens, width = x.shape
         joined = torch.cat([self.query, self.key, self.value])
         qkv = F.linear(x, joined).view(batch, tokens, 3, self.num_heads, width // self.num_heads)
-        qk, value = qkv[:, :, :2].permute(2, 0, 3, 1, 4), qkv[:, :, 2].transpose(1, 2)
-        query, key = self.rotary(qk).unbind(0)
+        query, key, value = self.rotary.split(qkv)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return F.linear(mixed.transpose(1, 2).reshape(batch, tokens, width), self.output)

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from repro.depth.base import DepthMixer
+from repro.depth.base import BACKENDS, DepthMixer
 from repro.errors import ConfigError
 from repro.model.decoder import Decoder
 from repro.model.init import check_init, initialise
 from repro.model.locate import locate, refuse_unknown
 
 EXECUTIONS = ("auto", "per_read", "score_on_write", "two_phase")
-BACKENDS = ("auto", "reference", "eager")
 #: arguments of a scheme that the decoder and `runtime` give, not `arm.mixer`
 GIVEN = ("num_sublayers", "width", "eps", "execution", "backend")
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from repro.depth.base import DepthMixer, tagged
 from repro.errors import ConfigError
 from repro.model.attention import CausalAttention, Rotary
+from repro.model.loss import mean_loss, token_losses
 from repro.model.mlp import SwiGLU
 from repro.model.norm import RMSNorm
 
@@ -93,6 +94,10 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor, observe: Observer | None = None) -> Tensor:
         """Logits [B, T, vocabulary] of tokens [B, T]."""
+        return F.linear(self.hidden(tokens, observe), self.head)
+
+    def hidden(self, tokens: Tensor, observe: Observer | None = None) -> Tensor:
+        """What the head reads, [B, T, D], of tokens [B, T]."""
         mixer = self.mixer
         state = mixer.begin(F.embedding(tokens, self.embedding))
         for l, sublayer in enumerate(self.sublayers):
@@ -103,23 +108,16 @@ class Decoder(nn.Module):
             state = mixer.write(state, l, output)
             if observe is not None and (stream := mixer.stream(state)) is not None:
                 observe("stream", l, stream)
-        return F.linear(self.final_norm(mixer.finish(state)), self.head)
+        return self.final_norm(mixer.finish(state))
 
     def losses(self, tokens: Tensor, targets: Tensor, observe: Observer | None = None) -> Tensor:
         """Cross entropy of every target in nats, [B, T]; 0 where the target is -100."""
-        logits = self._wide_logits(tokens, observe)
-        return F.cross_entropy(logits, targets.flatten(), reduction="none", ignore_index=-100).view_as(
-            targets
-        )
+        hidden = self.hidden(tokens, observe).flatten(0, 1)
+        return token_losses(hidden, self.head, targets.flatten()).view_as(targets)
 
     def loss(self, tokens: Tensor, targets: Tensor, observe: Observer | None = None) -> Tensor:
         """Mean cross entropy over targets in nats per token (scalar)."""
-        return F.cross_entropy(self._wide_logits(tokens, observe), targets.flatten(), ignore_index=-100)
-
-    def _wide_logits(self, tokens: Tensor, observe: Observer | None) -> Tensor:
-        """Logits [B T, vocabulary] in fp32 or wider: half precision would lose digits of the loss."""
-        logits = self(tokens, observe).flatten(0, 1)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return mean_loss(self.hidden(tokens, observe).flatten(0, 1), self.head, targets.flatten())
 
     def num_parameters(self) -> int:
         """All parameters, embedding and head included."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from repro.depth.base import tagged
@@ -19,5 +22,27 @@ class SwiGLU(nn.Module):
         self.output = tagged(torch.empty(width, mlp_width), "matrix")
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, torch.cat([self.gate, self.up])).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.output)
+        joined = F.linear(x, torch.cat([self.gate, self.up]))
+        return F.linear(_Gated.apply(joined), self.output)
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) * up of [..., 2 F]; its gradient is written in one tensor, not joined from two."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor) -> Tensor:
+        gate, up = joined.chunk(2, dim=-1)
+        activated = F.silu(gate)
+        ctx.save_for_backward(joined, activated)
+        return activated * up
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        joined, activated = ctx.saved_tensors
+        gate, up = joined.chunk(2, dim=-1)
+        back = torch.empty_like(joined)
+        to_gate, to_up = back.chunk(2, dim=-1)
+        torch.mul(grad, activated, out=to_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=to_gate)
+        return back

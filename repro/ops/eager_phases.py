@@ -18,6 +18,8 @@ from repro.ops.reference import compute_dtype, split_heads
 
 #: Products of a history, sources times reads, from which one batched product beats chains (measured).
 BATCHED_FROM = 12
+#: A merge may take delta from the read itself where that was not rounded.
+DELTA_FROM_READ = True
 
 
 def score_forward(
@@ -94,7 +96,7 @@ def mix_forward(
     act: str,
     dtype: torch.dtype | None,
 ) -> tuple[list[Tensor], Tensor]:
-    """Q mixes [..., D] of n sources by logits z [n, ..., Q, H] on top of priors, and their lse [..., Q, H]."""
+    """Q mixes [..., D] of n sources by z [n, ..., Q, H] on top of priors, and their lse [..., Q, H]."""
     wide = compute_dtype(z, *sources)
     z = z.to(wide)
     prior_weight: Tensor | None = None
@@ -246,20 +248,20 @@ def merge_forward(
 def merge_backward(
     grad: Tensor,
     grad_total: Tensor | None,
-    prior: Tensor,
+    prior: Tensor | None,
     total: Tensor,
     query: Tensor,
     z: Tensor,
     inverse: Tensor | None,
     lse: Tensor,
-    mixed: Tensor,
+    mixed: Tensor | None,
     act: str,
     heads: int,
     groups: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradient of the partial sum on top of grad_total, delta [..., H] of the read, gradient of the query.
 
-    delta is taken from prior and partial sum, not from the read, which may have been rounded.
+    Of prior and read (mixed) one is given, from which delta is taken.
     """
     wide = z.dtype
     upstream, value, folded = grad.to(wide), total.to(wide), query.to(wide)
@@ -271,8 +273,12 @@ def merge_backward(
         grad_z = product * weight * (1 - weight)
     else:
         weight = torch.exp(z - lse)
-        delta = torch.lerp(head_sums(upstream * prior, heads), product, weight)
-        grad_z = (product - delta).mul_(weight)
+        if mixed is not None:
+            delta = head_sums(upstream * mixed, heads)
+        else:
+            assert prior is not None
+            delta = torch.lerp(head_sums(upstream * prior, heads), product, weight)
+        grad_z = product.sub_(delta).mul_(weight)
     raw = grad_z if inverse is None else grad_z * inverse
     if grad_total is None:
         back = upstream * spread(weight, width)

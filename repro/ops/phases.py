@@ -115,7 +115,7 @@ class _Call(NamedTuple):
 
 
 class _Mix(torch.autograd.Function):
-    """Takes sources, logits, (mixed, lse, message) of each prior; gives the latter of each read, and sources."""
+    """Takes sources, logits, (mixed, lse, message) of each prior; gives these of each read, and sources."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -202,13 +202,17 @@ class _Merge(torch.autograd.Function):
         )
         total = output if partial is None else total
         ctx.raw, ctx.act, ctx.norm, ctx.added = raw, act, norm, partial is not None
-        ctx.save_for_backward(prior, total, query, z, inverse, lse, mixed)
+        # delta = g . read needs the read alone, which the next norm keeps anyway, and frees the prior; but
+        # where the read was rounded, the gradient of a sharp query would be lost in the rounding.
+        from_read = raw.DELTA_FROM_READ and mixed.dtype == lse.dtype
+        kept = (None, mixed) if from_read else (prior, None)
+        ctx.save_for_backward(*kept, total, query, z, inverse, lse)
         return mixed, total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, grad_total: Tensor | None) -> tuple[Tensor | None, ...]:
-        prior, total, query, z, inverse, lse, mixed = ctx.saved_tensors
+        prior, mixed, total, query, z, inverse, lse = ctx.saved_tensors
         if grad is None:
             return (None,) * 6 + (grad_total if ctx.added else None, grad_total, None)
         with full_precision(grad.device):

@@ -21,6 +21,7 @@ from repro.model.lit import Diverged, LitDecoder
 from repro.runs import Run
 from repro.train import checkpoints
 from repro.train.evaluate import DepthWeightRecorder, DynamicsRecorder
+from repro.train.process import prepare
 from repro.train.trainer import quiet
 
 
@@ -82,7 +83,7 @@ class Recorder(L.Callback):
     # -- Lightning's hooks ---------------------------------------------------------------------
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        torch.set_flush_denormal(True)  # of this process, which may be a spawned one
+        prepare()  # this process, which may be a spawned one
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._done_step = trainer.global_step

@@ -8,6 +8,7 @@ thread each, since waiting OpenMP threads spin; two workers of one thread beat o
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import tempfile
 from collections.abc import Iterator
@@ -33,6 +34,20 @@ def limit_threads(threads: int) -> None:
     """Set the thread count for this process and all it starts; only effective before torch is imported."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep what is freed for the next allocation; whether it could be told.
+
+    By default it hands large blocks back at once, and the next step takes and zeroes the same pages again:
+    40,000 page faults a step at `scale=cpu_wide`, a sixth of its time.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # not glibc
+        return False
+    trim_threshold, mmap_threshold = -1, -3  # names of malloc.h
+    return bool(mallopt(mmap_threshold, 2**30) and mallopt(trim_threshold, 2**31 - 1))
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from repro.data.batches import ValidationWindows
 from repro.data.losses import summarise
+from repro.depth.base import pick_backend
 from repro.model.decoder import Decoder
 from repro.model.lit import Diverged, LitDecoder
 from repro.runs import Run, command_line, git_state, host_description
@@ -30,7 +31,7 @@ def write_meta(run: Run, config: DictConfig, decoder: Decoder, fingerprint: str)
             "device": config.trainer.accelerator,
             "devices": config.trainer.devices,
             "precision": config.precision,
-            "backend": decoder.mixer.backend,
+            "backend": pick_backend(decoder.mixer.backend, next(decoder.parameters()).device),
             "depth_execution": decoder.mixer.execution,
             "compile": bool(config.runtime.compile),
             "threads": torch.get_num_threads(),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from repro.depth.base import pick_backend
 from repro.errors import ConfigError
 from repro.runs import SEMANTICS
 
@@ -135,7 +136,9 @@ def check(config: DictConfig) -> None:
 
 def check_device(config: DictConfig) -> None:
     """Raise ConfigError where this machine lacks the devices that the run asks for."""
-    if config.trainer.accelerator != "gpu":
+    gpu = config.trainer.accelerator == "gpu"
+    pick_backend(config.runtime.backend, "cuda" if gpu else "cpu")
+    if not gpu:
         return
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found == 0:

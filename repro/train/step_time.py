@@ -31,6 +31,7 @@ from repro.runs import host_description, identity
 from repro.train import settings
 from repro.train.optim import build_optimizer
 from repro.train.paths import config_directory, resolve_path
+from repro.train.process import prepare
 from repro.train.refusal import one_line
 from repro.train.sweep import register
 
@@ -149,7 +150,7 @@ def _kept(path: Path, stamp: dict[str, object], arms: Iterable[str]) -> pd.DataF
 def main(overrides: list[str]) -> int:
     """Measure the arms of these overrides and write the table; the exit code."""
     register()
-    torch.set_flush_denormal(True)
+    prepare()
     try:
         with initialize_config_dir(str(config_directory()), version_base="1.3"):
             arms = swept_arms(overrides)

@@ -25,12 +25,13 @@ def _worker(overrides: list[str], start_at: float) -> None:
     from hydra import compose, initialize_config_dir
 
     from repro.train.paths import config_directory
+    from repro.train.process import prepare
     from repro.train.step_time import Contestant
     from repro.train.sweep import register
 
     register()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    torch.set_flush_denormal(True)
+    prepare()
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         config = compose("train", overrides=overrides)
     contestant = Contestant(config)

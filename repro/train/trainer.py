@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from repro.depth.base import DepthMixer
 from repro.model.lit import Diverged
+from repro.train.process import prepare
 
 
 class Interrupted(KeyboardInterrupt):
@@ -30,7 +31,7 @@ def build_trainer(
 ) -> L.Trainer:
     """The trainer of config node `trainer` for so many updates."""
     quiet()
-    torch.set_flush_denormal(True)
+    prepare()
     strategy = config.trainer.strategy
     if strategy == "ddp_spawn":
         # Data-parallel training would wait for the gradient of a parameter that never gets one.

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from repro.ops.reference import compute_dtype
 from repro.ops.triton.mix import mix_forward as run_mix
-from repro.ops.triton.mix import wide_type
 from repro.ops.triton.mix_backward import mix_backward as mix_gradients
 from repro.ops.triton.score import score_forward as run_score
 from repro.ops.triton.score_backward import score_backward as score_gradients
@@ -37,7 +37,7 @@ def score_forward(
 def _(
     source: Tensor, addend: Tensor | None, queries: Tensor, heads: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    lead, wide = source.shape[:-1], wide_type(source, queries, addend)
+    lead, wide = source.shape[:-1], compute_dtype(source, queries, addend)
     return (
         source.new_empty((*lead, queries.shape[0], heads), dtype=wide),
         source.new_empty((*lead, groups), dtype=wide),
@@ -108,7 +108,7 @@ def _(
 ) -> tuple[list[Tensor], Tensor]:
     first = sources[0]
     outputs = [first.new_empty(first.shape, dtype=dtype or first.dtype) for _ in range(z.shape[-2])]
-    return outputs, z.new_empty(z.shape[1:], dtype=wide_type(*sources, z, *priors))
+    return outputs, z.new_empty(z.shape[1:], dtype=compute_dtype(*sources, z, *priors))
 
 
 @torch.library.custom_op(
@@ -150,7 +150,7 @@ def _(
     act: str,
     grads_in: Sequence[Tensor | None],
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    wide = wide_type(*sources, z, *grads)
+    wide = compute_dtype(*sources, z, *grads)
     found = [source.new_empty(source.shape) for source in sources]
     return found, z.new_empty(z.shape, dtype=wide), z.new_empty(z.shape[1:], dtype=wide)
 

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, disable-error-code="assignment"
 """Q weighted sums of the same sources in one pass: the forward of Algorithm 1, line 3, and of local reads.
 
-Two kernels: `weigh_kernel` turns logits into weights and lse (scalars only), `mix_kernel` sums the sources.
+Two kernels: `weigh_kernel` (mix_scalars.py) turns logits into weights and lse, `mix_kernel` sums the sources.
 A program of the latter owns a few rows and a chunk of one head's channels; it keeps the Q sums in registers,
 so that every chunk of a source is loaded once for all queries. Derivation in README.md. Letters: n sources,
 Q queries, H heads, D width, "..." any leading axes, M rows (their product).
@@ -18,99 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from repro.ops.reference import compute_dtype
 from repro.ops.triton import rows
+from repro.ops.triton.addressing import compact, member, row_start, shared, stride_of
 from repro.ops.triton.launch import TYPES, check_device, launch, recording
+from repro.ops.triton.mix_scalars import SCALARS, weigh_kernel
 from repro.ops.triton.specialisation import Specialisation
 
 #: Queries whose sums one program keeps in registers; more are mixed in groups, each reading the sources.
 MAX_QUERIES = 32
-#: Scalars of one program of a kernel that has no channels.
-SCALARS = 256
-
-
-@triton.jit
-def row_start(row, inner_size, outer, inner, SPLIT: tl.constexpr):
-    """Element at which each row of a tensor begins (see rows.py)."""
-    if SPLIT:
-        return (row // inner_size) * outer + (row % inner_size) * inner
-    else:
-        return row * inner
-
-
-@triton.jit
-def member(items, step, j: tl.constexpr, UNROLL: tl.constexpr):
-    """Item step * UNROLL + j of a tuple, or the last of its kind: a loop index cannot index a tuple."""
-    found = items[j]
-    for k in tl.static_range(j + UNROLL, len(items), UNROLL):
-        found = tl.where(step * UNROLL + j >= k, items[k], found)
-    return found
-
-
-@triton.jit
-def shared(strides, i: tl.constexpr):
-    """Stride of tensor i; tensors that have one in common pass it once (`compact`)."""
-    return strides[i % len(strides)]
-
-
-@triton.jit
-def stride_of(strides, step, j: tl.constexpr, UNROLL: tl.constexpr):
-    """Stride of tensor step * UNROLL + j."""
-    if len(strides) == 1:
-        return strides[0]
-    else:
-        return member(strides, step, j, UNROLL)
-
-
-@triton.jit
-def weight(z, lse, ACT: tl.constexpr):
-    """Weight of a logit; lse is that of the whole read, and only a softmax uses it."""
-    if ACT == "softmax":
-        a = tl.exp(z - lse)
-    elif ACT == "sigmoid":
-        a = tl.sigmoid(z)
-    else:
-        a = z
-    return a
-
-
-@triton.jit
-def weigh_kernel(
-    p_z, s_n, s_m, s_q, s_h, p_prior_lse, p_weights, p_lse, num, num_sources,
-    QUERIES: tl.constexpr, HEADS: tl.constexpr, ACT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Weights [n (+ 1, the prior's), M, Q, H] and lse [M, Q, H] of logits [n, M, Q, H] of any strides."""
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = o < num
-    p_z += (o // (QUERIES * HEADS)) * s_m + (o // HEADS % QUERIES) * s_q + (o % HEADS) * s_h
-    p_weights += o
-    lse = tl.zeros([BLOCK], WIDE)
-    prior = lse
-    if ACT == "softmax":
-        if p_prior_lse is not None:
-            prior = tl.load(p_prior_lse + o, mask=mask, other=0.0).to(WIDE)
-            p_first = p_z
-            rest = num_sources
-        else:
-            prior = tl.load(p_z, mask=mask, other=0.0).to(WIDE)
-            p_first = p_z + s_n
-            rest = num_sources - 1
-        largest = prior
-        total = tl.full([BLOCK], 1.0, WIDE)
-        for _ in range(rest):
-            z = tl.load(p_first, mask=mask, other=0.0).to(WIDE)
-            above = tl.maximum(largest, z)
-            total = total * tl.exp(largest - above) + tl.exp(z - above)
-            largest = above
-            p_first += s_n
-        lse = largest + tl.log(total)
-    tl.store(p_lse + o, lse, mask=mask)
-    for _ in range(num_sources):
-        z = tl.load(p_z, mask=mask, other=0.0).to(WIDE)
-        tl.store(p_weights, weight(z, lse, ACT), mask=mask)
-        p_z += s_n
-        p_weights += num
-    if p_prior_lse is not None and ACT == "softmax":
-        tl.store(p_weights, tl.exp(prior - lse), mask=mask)
 
 
 @triton.jit
@@ -181,22 +97,11 @@ def mix_tile(width: int, heads: int, num_queries: int, itemsize: int, wide: torc
     return MixTile(4 * 32 * per_thread // channels, channels, 4, num_chunks)
 
 
-def compact(strides: Sequence[int]) -> tuple[int, ...]:
-    """Strides of all tensors, or the one that they share: fewer arguments of a launch."""
-    return tuple(strides[:1]) if len(set(strides)) == 1 else tuple(strides)
-
-
 def unrolling(num_sources: int, num_queries: int, most: int) -> tuple[int, int]:
     """Steps of the loop over sources, and sources of a step: about `most` products with queries in code."""
     steps = -(-num_sources * num_queries // most)
     unroll = -(-num_sources // steps)
     return -(-num_sources // unroll), unroll
-
-
-def wide_type(*tensors: Tensor | None) -> torch.dtype:
-    """float32, or float64 where a tensor is."""
-    double = any(tensor is not None and tensor.dtype == torch.float64 for tensor in tensors)
-    return torch.float64 if double else torch.float32
 
 
 def grid_of(num_rows: int, tile: MixTile) -> tuple[int]:
@@ -226,7 +131,7 @@ def mix_forward(
     rows.check("mix", sources)
     num_queries, heads = z.shape[-2:]
     num_rows = math.prod(sources[0].shape[:-1])
-    wide = wide_type(*sources, z, *priors)
+    wide = compute_dtype(*sources, z, *priors)
     outputs = [
         rows.empty(sources[0].shape, dtype or sources[0].dtype, sources[0]) for _ in range(num_queries)
     ]
@@ -322,7 +227,7 @@ def specialisations(width: int, sources: int, dtype: torch.dtype) -> Iterator[Sp
     """Phase 1 of a block of 16 sublayers, and one read's local sources merged with its history."""
     rows_, heads = 16384, 1
     history = [torch.empty(rows_, width, dtype=dtype, device="meta") for _ in range(sources)]
-    wide = wide_type(*history)
+    wide = compute_dtype(*history)
     with recording() as found:
         for num_queries in (16, 1):
             z = torch.empty(sources, rows_, num_queries, heads, dtype=wide, device="meta")

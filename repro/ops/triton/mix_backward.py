@@ -3,8 +3,8 @@
 
 A program of `mix_backward_kernel` owns a few rows and a chunk of one head's channels: it keeps the Q
 gradients in registers, takes one source after another, writes its gradient once and leaves the products
-g . v of its chunk. `mix_scalars_kernel` adds these over the chunks, in one order, and forms the gradients
-of the logits. Derivation in README.md. Letters as in mix.py.
+g . v of its chunk. `mix_scalars_kernel` (mix_scalars.py) adds these over the chunks, in one order, and forms
+the gradients of the logits. Derivation in README.md. Letters as in mix.py.
 """
 
 from __future__ import annotations
@@ -18,37 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from repro.ops.reference import compute_dtype
 from repro.ops.triton import rows
+from repro.ops.triton.addressing import compact, member, row_start, shared, stride_of
 from repro.ops.triton.launch import TYPES, check_device, launch, recording
-from repro.ops.triton.mix import (
-    MAX_QUERIES,
-    SCALARS,
-    compact,
-    grid_of,
-    member,
-    mix_tile,
-    row_start,
-    shared,
-    stride_of,
-    unrolling,
-    weight,
-    wide_type,
-)
+from repro.ops.triton.mix import MAX_QUERIES, grid_of, mix_tile, unrolling
+from repro.ops.triton.mix_scalars import SCALARS, mix_scalars_kernel, side_by_side, weight
 from repro.ops.triton.specialisation import Specialisation
-
-
-@triton.jit
-def side_by_side(vectors, LEVELS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """Up to 2 ** LEVELS vectors [rows] as the columns of one tile, in registers; the rest is zero."""
-    level = vectors
-    for _ in tl.static_range(len(vectors), 2**LEVELS):
-        level = level + (tl.zeros([ROWS], WIDE),)  # noqa: RUF005, tuples of tiles know no unpacking
-    for power in tl.static_range(LEVELS):
-        pairs = ()
-        for k in tl.static_range(2 ** (LEVELS - 1 - power)):
-            pairs = pairs + (tl.join(level[k], level[k + 2 ** (LEVELS - 1 - power)]),)  # noqa: RUF005
-        level = pairs
-    return tl.reshape(level[0], [ROWS, 2**LEVELS])
 
 
 @triton.jit
@@ -128,80 +104,6 @@ def mix_backward_kernel(
                 tl.store(p_product, b_products, mask=m_row[:, None] & m_product[None, :])
 
 
-@triton.jit
-def mix_scalars_kernel(
-    p_products, s_products, p_of_prior, p_z, s_n, s_m, s_q, s_h, p_lse, p_delta_in, p_prior_lse, p_grad_lse,
-    p_grad_z, s_grad_z, p_delta, num_rows, num_sources,
-    HEADS: tl.constexpr, CHUNKS: tl.constexpr, QUERIES: tl.constexpr, GROUP: tl.constexpr,
-    ENDED: tl.constexpr, PRIORS: tl.constexpr, ACT: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Gradients of logits [n, M, Q, H] and delta [M, Q, H] of one head and GROUP of all QUERIES.
-
-    CHUNKS: of a head.  ENDED: bit i says that delta of query i is to be computed.  PRIORS: as in
-    `mix_backward_kernel`.
-    """
-    head = tl.program_id(1)
-    o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row = o // GROUP
-    q = (o % GROUP).to(tl.int32)
-    mask = row < num_rows
-    o_product = (head.to(tl.int64) * CHUNKS * num_rows + row) * GROUP + q
-    o_scalar = (row * QUERIES + q) * HEADS + head
-    p_z += row * s_m + q * s_q + head * s_h
-    p_products += o_product
-    lse = tl.zeros([BLOCK], WIDE)
-    delta = tl.zeros([BLOCK], WIDE)
-    if ACT == "softmax":
-        lse = tl.load(p_lse + o_scalar, mask=mask, other=0.0).to(WIDE)
-        m_ended = mask & (((ENDED >> q) & 1) != 0)
-        delta = tl.load(p_delta_in + o_scalar, mask=mask & (m_ended == 0), other=0.0).to(WIDE)
-        if ENDED:
-            p_product, p_logit = p_products, p_z
-            for _ in range(num_sources):
-                product = chunk_sum(p_product, num_rows, m_ended, CHUNKS, GROUP, WIDE, BLOCK)
-                z = tl.load(p_logit, mask=m_ended, other=0.0).to(WIDE)
-                delta += tl.where(m_ended, weight(z, lse, ACT), 0.0) * product
-                p_product += s_products
-                p_logit += s_n
-        if PRIORS:
-            m_prior = m_ended & (((PRIORS >> q) & 1) != 0)
-            product = chunk_sum(p_of_prior + o_product, num_rows, m_prior, CHUNKS, GROUP, WIDE, BLOCK)
-            prior_lse = tl.load(p_prior_lse + o_scalar, mask=m_prior, other=0.0).to(WIDE)
-            delta += tl.where(m_prior, tl.exp(prior_lse - lse), 0.0) * product
-        if p_grad_lse is not None:
-            delta -= tl.load(p_grad_lse + o_scalar, mask=mask, other=0.0).to(WIDE)
-    tl.store(p_delta + o_scalar, delta, mask=mask)
-    p_grad_z += o_scalar
-    for _ in range(num_sources):
-        product = chunk_sum(p_products, num_rows, mask, CHUNKS, GROUP, WIDE, BLOCK)
-        z = tl.load(p_z, mask=mask, other=0.0).to(WIDE)
-        a = weight(z, lse, ACT)
-        if ACT == "softmax":
-            grad_z = a * (product - delta)
-        elif ACT == "sigmoid":
-            grad_z = a * (1 - a) * product
-        else:
-            grad_z = product
-        tl.store(p_grad_z, grad_z, mask=mask)
-        p_products += s_products
-        p_z += s_n
-        p_grad_z += s_grad_z
-
-
-@triton.jit
-def chunk_sum(
-    p_first, num_rows, mask,
-    CHUNKS: tl.constexpr, GROUP: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Sum of a head's partial products, chunk after chunk."""
-    total = tl.zeros([BLOCK], WIDE)
-    p_next = p_first
-    for _ in range(CHUNKS):
-        total += tl.load(p_next, mask=mask, other=0.0)
-        p_next += num_rows * tl.full([], GROUP, tl.int64)
-    return total
-
-
 def mix_backward(
     grads: Sequence[Tensor],
     lse: Tensor,
@@ -227,7 +129,7 @@ def mix_backward(
     check_device(sources[0])
     rows.check("mix", sources)
     first, num_queries, heads = sources[0], len(grads), z.shape[-1]
-    wide = wide_type(*sources, z, *grads)
+    wide = compute_dtype(*sources, z, *grads)
     grad_sources = [rows.empty(first.shape, first.dtype, first) for _ in sources]
     grad_z, new_delta = rows.empty(z.shape, wide, z), rows.empty(z.shape[1:], wide, z)
     if first.numel() == 0:
@@ -379,7 +281,7 @@ def specialisations(width: int, sources: int, dtype: torch.dtype) -> Iterator[Sp
     """Phase 1 of a block of 16 sublayers, with messages; and the local sources that end one read."""
     num_rows = 16384
     history = [torch.empty(num_rows, width, dtype=dtype, device="meta") for _ in range(sources)]
-    wide = wide_type(*history)
+    wide = compute_dtype(*history)
     with recording() as found:
         for num_queries in (16, 1):
             z = torch.empty(sources, num_rows, num_queries, 1, dtype=wide, device="meta")

@@ -121,9 +121,9 @@ def as_rows(tensors: Sequence[Tensor]) -> Rows:
     )
 
 
-def chunks(num_sources: int, most: int = MAX_SOURCES) -> list[slice]:
+def chunks(num_sources: int, most: int | None = None) -> list[slice]:
     """Sources cut into as few launches as `most` pointers allow, of sizes that differ by at most one."""
-    num = -(-num_sources // most)
+    num = -(-num_sources // (most or MAX_SOURCES))
     bounds = [round(i * num_sources / num) for i in range(num + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 

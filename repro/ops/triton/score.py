@@ -17,9 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from repro.ops.reference import compute_dtype
 from repro.ops.triton import rows
+from repro.ops.triton.addressing import row_start
 from repro.ops.triton.launch import TYPES, check_device, launch, recording
-from repro.ops.triton.mix import SCALARS, row_start, wide_type
+from repro.ops.triton.mix_scalars import SCALARS
 from repro.ops.triton.specialisation import Specialisation
 
 
@@ -159,7 +161,7 @@ def score_forward(
     """
     check_device(source)
     rows.check("score", [source])
-    wide = wide_type(source, queries, addend)
+    wide = compute_dtype(source, queries, addend)
     lead, width, num_queries = source.shape[:-1], source.shape[-1], queries.shape[0]
     z = rows.empty((*lead, num_queries, heads), wide, source)
     inverse = rows.empty((*lead, groups), wide, source)
@@ -229,6 +231,6 @@ def specialisations(width: int, sources: int, dtype: torch.dtype) -> Iterator[Sp
     source = torch.empty(16384, width, dtype=dtype, device="meta")
     with recording() as found:
         for num_queries, addend in ((16, None), (128, source)):
-            queries = torch.empty(num_queries, width, dtype=wide_type(source), device="meta")
+            queries = torch.empty(num_queries, width, dtype=compute_dtype(source), device="meta")
             score_forward(source, addend, queries, 1, 1, 1e-8)
     yield from found

@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from repro.ops.reference import compute_dtype
 from repro.ops.triton import rows
+from repro.ops.triton.addressing import row_start
 from repro.ops.triton.launch import TYPES, check_device, launch, recording
-from repro.ops.triton.mix import row_start, wide_type
 from repro.ops.triton.score import ScoreTile, dot_precision, in_parts, query_parts
 from repro.ops.triton.specialisation import Specialisation
 from repro.ops.triton.sums import sum_partials
@@ -165,7 +166,7 @@ def score_backward(
     """
     check_device(source)
     rows.check("score", [source])
-    wide = wide_type(source, queries, z)
+    wide = compute_dtype(source, queries, z)
     num_queries, width = queries.shape
     grad_source = rows.empty(source.shape, source.dtype, source)
     if source.numel() == 0:
@@ -277,7 +278,7 @@ def _launch_group(
 def specialisations(width: int, sources: int, dtype: torch.dtype) -> Iterator[Specialisation]:
     """A source that 16 and 128 reads have scored, other gradients added; `sources` does not matter here."""
     source = torch.empty(16384, width, dtype=dtype, device="meta")
-    wide = wide_type(source)
+    wide = compute_dtype(source)
     with recording() as found:
         for num_queries in (16, 128):
             queries = torch.empty(num_queries, width, dtype=wide, device="meta")
