@@ -159,3 +159,15 @@ print(len(sys.modules["repro.runs"].__all__))
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert {"repro.runs", "repro.runs.table", "analysis", "experiments"} <= set(modules)
+
+
+def test_operations_do_not_need_triton() -> None:
+    """The kernels are imported when they are first picked, not with the operations."""
+    code = """
+import sys
+import repro.ops
+print(sorted(name for name in sys.modules if name == "triton" or name.startswith("repro.ops.triton")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

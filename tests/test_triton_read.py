@@ -268,6 +268,22 @@ def test_one_source_is_the_output_and_the_query_learns_nothing(act: str, dtype: 
     assert grads[0].data_ptr() != upstream.data_ptr()
 
 
+@pytest.mark.parametrize("act", ["softmax", "sigmoid_normalized"])
+@pytest.mark.parametrize("groups", [0, 1, 2])
+def test_the_query_gradient_does_not_see_the_rounding_of_the_output(act: str, groups: int) -> None:
+    """Sources that differ by little, so g . v - g . h is as small as what rounding h does to g . h."""
+    common = normal("common", 7, 24)
+    sources = [(common + 0.05 * normal(f"{i}", 7, 24)).half().to(DEVICE) for i in range(4)]
+    query, upstream = normal("query", 24).float().to(DEVICE), normal("up", 7, 24).half().to(DEVICE)
+    mixed, z, inverse, lse = read_forward(sources, query, act, 2, groups, 1e-6)
+    grads = read_backward(upstream, None, mixed, sources, query, z, inverse, lse, act, 2, groups)
+    leaves = [x.cpu().double().requires_grad_() for x in (*sources, query)]
+    options = {"heads": 2, "key_norm": groups > 0, "head_norm": groups == 2, "eps": 1e-6}
+    reference.depth_mix(leaves[:-1], leaves[-1], act=act, **options)[0].backward(upstream.cpu().double())
+    assert leaves[-1].grad is not None
+    assert deviation(grads[1], leaves[-1].grad) < TOLERANCES[torch.float16]
+
+
 def test_sources_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """No copy of transposed, expanded or cut sources; one where the leading axes are three strided axes."""
     copies = []
