@@ -47,9 +47,10 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
         width = x.shape[-1]
-        products = (grad * x).view(-1, width)
-        grad_weight = inverse.reshape(-1) @ products
-        # d inverse / dx = - inverse^3 x / D
-        shrink = torch.mv(products, weight).view_as(inverse).mul_(inverse).mul_(inverse).mul_(inverse)
-        grad_x = (grad * weight).mul_(inverse).addcmul_(x, shrink, value=-1.0 / width)
+        products = grad * x
+        grad_weight = inverse.reshape(-1) @ products.view(-1, width)
+        # d inverse / dx = - inverse^3 x / D; sums of products and not products with a vector, which run on
+        # one thread.
+        shrink = products.mul_(weight).sum(-1, keepdim=True).mul_(inverse).mul_(inverse).mul_(inverse)
+        grad_x = torch.mul(grad, weight, out=products).mul_(inverse).addcmul_(x, shrink, value=-1.0 / width)
         return grad_x, grad_weight, None

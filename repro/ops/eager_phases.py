@@ -29,7 +29,10 @@ def score_forward(
     total = source if addend is None else source + addend
     dtype = compute_dtype(total, queries)
     value, wide = total.to(dtype), queries.to(dtype)
-    if heads == 1:
+    if heads == 1 and len(queries) == 1:
+        # A matrix-vector product runs on one thread, at a third of this speed.
+        logits = (value * wide[0]).sum(-1, keepdim=True).unsqueeze(-1)
+    elif heads == 1:
         logits = torch.matmul(value, wide.T).unsqueeze(-1)
     else:
         logits = torch.einsum("...hd,rhd->...rh", split_heads(value, heads), split_heads(wide, heads))
@@ -190,7 +193,9 @@ def mix_backward(
     if act == "softmax":
         if not all(continued):
             delta = _completed(delta, continued, priors, prior_lse, lse, upstream, products, weights)
-        grad_z = products.sub_(delta if grad_lse is None else delta - grad_lse).mul_(weights)
+        if grad_lse is not None:
+            delta = delta - grad_lse
+        grad_z = products.sub_(delta).mul_(weights)
     else:
         grad_z = products if act == "linear" else products.mul_(weights * (1 - weights))
     return back, grad_z, delta
