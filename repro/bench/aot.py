@@ -66,9 +66,10 @@ def form(job: Job) -> str:
     """Name of the row's form where a kernel is compiled in several at one width and number of sources."""
     spec = job.specialisation()
     others = specialisations(job.module, job.width, job.sources)
-    found = [sizes(other) for other in others if other.kernel == spec.kernel]
+    found = {tuple(sizes(other).items()): sizes(other) for other in others if other.kernel == spec.kernel}
     for name, value in sizes(spec).items():
-        if len({other.get(name) for other in found}) == len(found) > 1:
+        values = [other[name] for other in found.values() if name in other]
+        if len(set(values)) == len(found) > 1:
             return f"{name}={value}"
     return ""
 
@@ -130,8 +131,9 @@ def compile_all(keys: dict[str, Job], workers: int) -> tuple[dict[str, Figures],
     return done, errors
 
 
-def record(job: Job, figures: Figures) -> dict[str, Any]:
-    """A row of kernels.csv."""
+def record(jobs: Sequence[Job], figures: Figures) -> dict[str, Any]:
+    """A row of kernels.csv: one binary, and the numbers of sources that are served by it."""
+    job = jobs[0]
     spec = job.specialisation()
     share, limit = figures.occupancy(job.target, spec.num_warps)
     return {
@@ -139,7 +141,7 @@ def record(job: Job, figures: Figures) -> dict[str, Any]:
         "form": form(job),
         "target": job.target,
         "width": job.width,
-        "sources": job.sources,
+        "sources": " ".join(str(count) for count in sorted({job.sources for job in jobs})),
         "num_warps": spec.num_warps,
         "num_stages": spec.num_stages,
         **asdict(figures),
@@ -168,12 +170,12 @@ def summary(records: Sequence[dict[str, Any]], target: str) -> Table:
     widths = sorted({row["width"] for row in records})
     columns = [Column("kernel", "kernel", numeric=False), Column("sources", "sources")]
     columns += [Column(str(width), f"width {width}") for width in widths]
-    rows: dict[tuple[str, int], dict[str, str]] = {}
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for row in records:
         if row["target"] != target:
             continue
         name = f"{row['kernel']} {row['form']}".strip()
-        line = rows.setdefault((name, row["sources"]), {"kernel": name, "sources": str(row["sources"])})
+        line = rows.setdefault((name, row["sources"]), {"kernel": name, "sources": row["sources"]})
         spilled = row["spill_store_bytes"] + row["spill_load_bytes"]
         cell = f"{row['registers']} / {row['num_warps']} / {row['occupancy']:.0%}"
         line[str(row["width"])] = cell + (f", spills {spilled}" if spilled else "")
@@ -209,7 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("no kernel to compile")
     keys = [content_key(job.specialisation(), job.target) for job in rows]
     figures, errors = compile_all(dict(zip(keys, rows, strict=True)), options.jobs)
-    records = [record(job, figures[key]) for job, key in zip(rows, keys, strict=True) if key in figures]
+    binaries: dict[tuple[str, int], list[Job]] = {}  # one binary can serve several widths
+    for job, key in zip(rows, keys, strict=True):
+        binaries.setdefault((key, job.width), []).append(job)
+    records = [record(jobs, figures[key]) for (key, _), jobs in binaries.items() if key in figures]
     problems = [error.splitlines()[0] for error in errors.values()] + refusals(records)
 
     chosen = (options.targets, options.widths, options.sources)
