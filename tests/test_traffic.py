@@ -244,8 +244,7 @@ def test_closed_forms_are_the_steps_added_up(S: int, N: int) -> None:
 def test_the_schedule_moves_what_the_formula_says(case: Case) -> None:
     """At two widths and numbers of tokens, by kernels alone: no operator of torch touches an activation."""
     runs = [
-        drive(case.mixer(width, "two_phase", "triton"), tokens, torch.float16)
-        for width, tokens in ((24, 2), (40, 1))
+        drive(case.mixer(width, "two_phase"), tokens, torch.float16) for width, tokens in ((24, 2), (40, 1))
     ]
     for run in runs:
         assert account(run.forward, run).total == formulas.total(case.formula("forward"))
@@ -260,7 +259,22 @@ def test_the_schedule_moves_what_the_formula_says(case: Case) -> None:
 
 def test_what_is_beyond_its_limit_is_named() -> None:
     case = Case("Block", 8, 2, 1)
-    single = drive(case.mixer(24, "per_read", "triton"), 1, torch.float16)
+    single = drive(case.mixer(24, "per_read"), 1, torch.float16)
     found = problems(case, [single])
     assert any("the formula says" in problem for problem in found)
     assert any("of the bound" in problem for problem in found)
+
+
+def test_liger_reads_a_stack_twice() -> None:
+    """L = 8, S = 4: reads of 2, 2, 2, 2, 3, 3, 3 and (output) 3 sources; the first has one and no kernel."""
+    pytest.importorskip("liger_kernel")
+    from repro.bench.liger_reads import LigerReads
+
+    reads, sources = 8, 4 * 2 + 4 * 3
+    run = drive(LigerReads(8, 24, 4), 2, torch.float16)
+    kernel = account(run.forward, run, "_attn_res_fwd_kernel")
+    assert (kernel.read, kernel.write) == (2 * sources, reads)
+    stack = account(run.forward, run, "aten::stack")
+    assert (stack.read, stack.write) == (sources, sources)
+    kernel = account(run.backward, run, "_attn_res_bwd_kernel")
+    assert (kernel.read, kernel.write) == (2 * sources + reads, sources)

@@ -42,9 +42,11 @@ class Case:
     def num_sublayers(self) -> int:
         return self.size * self.number
 
-    def mixer(self, width: int, execution: str, backend: str) -> AttnRes:
+    def mixer(self, width: int, execution: str) -> AttnRes:
         block_size = None if self.full else self.size
-        return AttnRes(self.num_sublayers, width, block_size=block_size, execution=execution, backend=backend)
+        return AttnRes(
+            self.num_sublayers, width, block_size=block_size, execution=execution, backend="triton"
+        )
 
     def formula(self, direction: str) -> list[Term]:
         """The full account: of every access forward, of the fewest backward."""
@@ -60,8 +62,10 @@ def kind(access: Access, width: int) -> str:
     """Activations (counted in units of d), parameters (with their gradients and partial sums), or scalars."""
     if not access.shape or access.shape[-1] != width:
         return "scalars"
-    parameter = "quer" in access.argument or access.kernel == "sum_partials_kernel" or len(access.shape) < 3
-    return "parameters" if parameter else "activations"
+    if access.kernel.startswith("aten::"):
+        return "parameters" if len(access.shape) < 3 else "activations"  # activations are [1, tokens, D]
+    named = any(part in access.argument for part in ("quer", "gain", "norm"))
+    return "parameters" if named or access.kernel == "sum_partials_kernel" else "activations"
 
 
 @dataclass(frozen=True)

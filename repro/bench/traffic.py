@@ -33,6 +33,8 @@ from repro.bench.accounts import (
     problems,
 )
 from repro.bench.drive import Pass, drive
+from repro.bench.liger_reads import LigerReads
+from repro.depth.base import DepthMixer
 from repro.runs.atomic import write_bytes
 
 Record = dict[str, Any]
@@ -122,8 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records: list[Record] = []
     found: list[str] = []
 
-    def passes(case: Case, label: str, execution: str, backend: str, widths: Sequence[int]) -> list[Pass]:
-        runs = [drive(case.mixer(width, execution, backend), TOKENS, DTYPE) for width in widths]
+    def passes(case: Case, label: str, mixers: Sequence[DepthMixer]) -> list[Pass]:
+        runs = [drive(mixer, TOKENS, DTYPE) for mixer in mixers]
         records.extend(counted_rows(case, label, runs))
         print(f"{case.scheme}, {label}: counted after {time.perf_counter() - start:.0f} s", flush=True)
         return runs
@@ -131,10 +133,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     size = NUM_SUBLAYERS // NUM_BLOCKS
     for case in (Case("Block", size, NUM_BLOCKS, 1), Case("Full", size, NUM_BLOCKS, 4)):
         records.extend(account_rows(case))
-        found += problems(case, passes(case, "two_phase", "two_phase", "triton", WIDTHS))
-        passes(case, "per_read", "per_read", "triton", WIDTHS[:1])
+        mixers = [case.mixer(width, "two_phase") for width in WIDTHS]
+        found += problems(case, passes(case, "two_phase", mixers))
+        passes(case, "per_read", [case.mixer(WIDTHS[0], "per_read")])
         if find_spec("liger_kernel"):
-            passes(case, "liger", "per_read", "liger", WIDTHS[:1])
+            block_size = 1 if case.full else case.size
+            passes(case, "liger", [LigerReads(NUM_SUBLAYERS, WIDTHS[0], block_size)])
     tables = [comparison(records), *details(records)]
     for suffix, text in ((".csv", to_csv(records)), (".md", to_markdown(tables))):
         print(write_bytes(options.results / f"traffic{suffix}", text.encode()))
