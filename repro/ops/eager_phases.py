@@ -2,8 +2,7 @@
 
 At small widths the cost is operator overhead and passes over memory. One read is a chain of in-place
 multiply-adds over its sources; several reads of one history are one batched product over the stacked
-sources, faster than chains from a few sources on, the copy included. Scalars per source and token keep the
-source axis first, where sums over sources are vectorised. Letters and layouts as in `phases`; n sources.
+sources, faster than chains from a few sources on, the copy included. Letters and layouts as in `phases`; n sources.
 """
 
 from __future__ import annotations
@@ -87,8 +86,29 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _rows(scalars: Tensor) -> Tensor:
-    """[n, ..., Q] -> [tokens, n, Q], contiguous."""
-    return scalars.reshape(scalars.shape[0], -1, scalars.shape[-1]).transpose(0, 1).contiguous()
+    """[n, ..., Q] -> [tokens, n, Q], a view of scalars that lie side by side per token."""
+    return scalars.movedim(0, -2).reshape(-1, scalars.shape[0], scalars.shape[-1])
+
+
+def _slots(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """[tokens, n, D] without a copy, where the tensors are the first slots of one such stack; else None."""
+    first = tensors[0]
+    if torch.compiler.is_compiling() or first is None or first.dim() < 2 or first.stride(-1) != 1:
+        return None
+    width, row = first.shape[-1], first.stride(-2)
+    step = width * first.element_size()
+    for i, tensor in enumerate(tensors):
+        if (
+            tensor is None
+            or tensor.stride() != first.stride()
+            or tensor.data_ptr() != first.data_ptr() + i * step
+            or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+        ):
+            return None
+    tokens = first.numel() // width
+    if row < len(tensors) * width or first.view(-1, width).stride() != (row, 1):
+        return None
+    return first.as_strided((tokens, len(tensors), width), (row, width, 1))
 
 
 def mix_forward(
@@ -170,8 +190,15 @@ def mix_backward(
     values = [source.to(wide) for source in sources]
     if _batched(len(values), reads, heads):
         flat = _stacked(upstream)
-        products = torch.bmm(_stacked(values), flat.mT).transpose(0, 1).reshape(z.shape)
-        own_parts = torch.bmm(_rows(weights.squeeze(-1)), flat).unbind(1)
+        products = torch.bmm(_stacked(values), flat.mT).view(*z.shape[1:-2], len(values), reads, 1)
+        products = products.movedim(-3, 0)
+        coefficients = _rows(weights.squeeze(-1))
+        slots = _slots(grads_in)
+        own_parts = (
+            torch.bmm(coefficients, flat) if slots is None else torch.baddbmm(slots, coefficients, flat)
+        ).unbind(1)
+        if slots is not None:
+            grads_in = [None] * len(values)
         back = [
             part.view(values[0].shape).to(source.dtype)
             if grad is None

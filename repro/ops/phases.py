@@ -122,7 +122,8 @@ class _Mix(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         num = call.num_sources
         sources, logits, parts = tensors[:num], tensors[num : 2 * num], tensors[2 * num :]
-        z = torch.stack(logits)  # [n, ..., Q, H]
+        # [n, ..., Q, H], with the scalars of a token side by side in memory, as products per token need them.
+        z = torch.stack(logits, -3).movedim(-3, 0)
         softmax = call.act == "softmax"
         prior_lse = torch.stack(parts[1::3], -2) if len(parts) > 0 and softmax else None
         if num == 1 and len(parts) == 0 and softmax:  # weight one: nothing to compute or to write
@@ -146,8 +147,7 @@ class _Mix(torch.autograd.Function):
         num, reads = call.num_sources, call.num_reads
         sources, ended = rest[:num], iter(rest[num:])
         with full_precision(z.device):
-            blank = torch.zeros_like(sources[0]) if None in grads[: 3 * reads : 3] else sources[0]
-            upstream = [blank if grad is None else grad for grad in grads[: 3 * reads : 3]]
+            upstream = [torch.zeros_like(sources[0]) if g is None else g for g in grads[: 3 * reads : 3]]
             priors = [None if goes_on else next(ended, None) for goes_on in call.continued]
             nothing = torch.zeros_like(own_lse[..., 0, :])
             pairs = [
@@ -156,6 +156,8 @@ class _Mix(torch.autograd.Function):
             ]
             unused = torch.stack((nothing, nothing), -2)
             lse, delta = torch.stack([unused if p is None else p for p in pairs], -3).unbind(-2)
+            # No change but for a read whose result is not used: its message is zero, exp(z) may overflow.
+            lse = torch.maximum(lse, own_lse)
             plain = [None if call.continued[q] else grads[3 * q + 1] for q in range(reads)]
             grad_lse = None
             if any(grad is not None for grad in plain):
