@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from repro.ops import packages
 from repro.train import step_time, throughput
 from tests.tiny import TINY, only_run, records, runs, train
 
@@ -53,7 +55,11 @@ REFUSED = [
     ("+model.depth=3", "model.depth=3", "which has width, num_transformer_blocks"),
     ("model.vocab_size=100", "model.vocab_size=100", "must equal data.tokenizer.vocab_size=64"),
     # How it is computed
-    ("runtime.backend=cuda", "runtime.backend='cuda'", "one of auto, reference, eager"),
+    ("runtime.backend=cuda", "runtime.backend='cuda'", "one of auto, reference, eager, triton, fla, liger"),
+    ("arm=full_sigmoid runtime.backend=fla", "runtime.backend='fla'", "no act='sigmoid', only softmax"),
+    ("arm=block_s4_h16 runtime.backend=liger", "runtime.backend='liger'", "no heads=16, only one"),
+    ("arm=full_input_query runtime.backend=fla", "runtime.backend='fla'", "no query that depends on the"),
+    ("arm=full_no_key_norm runtime.backend=fla", "runtime.backend='fla'", "no key_norm=False, only"),
     ("runtime.depth_execution=fast", "runtime.depth_execution='fast'", "one of auto, per_read"),
     ("runtime.accumulate=0", "runtime.accumulate=0", WHOLE),
     ("runtime.accumulate=3", "runtime.accumulate=3", "a divisor of budget.batch_size=4"),
@@ -152,6 +158,17 @@ def test_a_gpu_that_is_not_there(root: Path, capsys: Capture, monkeypatch: pytes
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     overrides = ["trainer=ddp", "trainer.devices=4"]
     assert "trainer.devices=4: at most 2" in refusal(root, overrides, capsys)
+
+
+@pytest.mark.parametrize("backend", ["fla", "liger"])
+def test_a_package_that_is_not_there(
+    root: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setitem(sys.modules, packages.PACKAGES[backend][2], None)
+    packages.check.cache_clear()
+    line = refusal(root, ["arm=block_s4", f"runtime.backend={backend}"], capsys)
+    assert f"runtime.backend='{backend}': one that can run here" in line
+    assert "or later" in line
 
 
 # Text

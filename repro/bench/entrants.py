@@ -11,19 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydra import compose
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from repro.train import settings
 from repro.train.step_time import BASELINE
 
 FLA = "fla"
 SWEEPS = ("standard", "depth", "width", "compiled")
-_FLA_MIXER = "repro.bench.fla_read.FlaAttnRes"
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """An arm of `conf/arm`, with what `runtime` selects for it (`fla`: the adapter of `fla_read`)."""
+    """An arm of `conf/arm`, with what `runtime` selects for it."""
 
     arm: str
     execution: str = "auto"
@@ -61,7 +60,7 @@ def fla_is_installed() -> bool:
 
 
 def all_entrants() -> tuple[Entrant, ...]:
-    """PreNorm; Block and Full as in Fig. 2, by each execution, by default, and by fla's plain op if there."""
+    """PreNorm; Block and Full as in Fig. 2, by each execution, by default, and by fla where installed."""
     ways = [("per_read", "reference"), ("per_read", "eager"), ("score_on_write", "eager")]
     ways += [("two_phase", "eager"), ("auto", "auto")]
     ways += [("per_read", FLA)] if fla_is_installed() else []
@@ -96,11 +95,9 @@ def configuration(setting: Setting, entrant: Entrant, overrides: Sequence[str] =
             "runtime.compile=false",  # the race compiles what it times by itself
             *overrides,
             f"runtime.depth_execution={entrant.execution}",
-            f"runtime.backend={'auto' if entrant.backend == FLA else entrant.backend}",
+            f"runtime.backend={entrant.backend}",
         ],
     )
-    if entrant.backend == FLA:
-        OmegaConf.update(config, "arm.mixer._target_", _FLA_MIXER)
     settings.check(config)
     settings.check_device(config)
     return config

@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig
 
-from repro.bench import entrants, fla_read, machine, memory, racing, table
+from repro.bench import entrants, machine, memory, racing, table
 from repro.bench.entrants import Entrant, Setting
 from repro.errors import DataError
 from repro.runs import git_state, host_description, identity
@@ -29,7 +29,7 @@ from repro.train import step_time
 
 ROUNDS = 9
 _DECIDES = ("model", "arm", "data", "optim", "budget", "precision", "semantics")
-_OURS = (entrants, fla_read, memory, racing)
+_OURS = (entrants, memory, racing)
 
 
 def measure(setting: Setting, configs: Mapping[Entrant, DictConfig], rounds: int = ROUNDS) -> pd.DataFrame:

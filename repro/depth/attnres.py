@@ -94,6 +94,9 @@ class AttnRes(DepthMixer):
         ):
             if value not in allowed:
                 raise ConfigError(key, value, "one of " + ", ".join(allowed))
+        reason = ops.refusal(backend, act=act, heads=heads, key_norm=key_norm, token_query=query != "learned")
+        if reason is not None:
+            raise ConfigError("runtime.backend", backend, f"one that can compute this arm ({reason})")
         self.heads, self.act, self.key_norm = heads, act, key_norm
         self.query, self.query_norm = query, query_norm
         self._mix_act = "sigmoid" if act == "sigmoid" else "softmax"
@@ -112,7 +115,9 @@ class AttnRes(DepthMixer):
         """Fall back where an execution does not apply, and plan which mix uses which score."""
         if execution == "auto" and self.heads > 1:
             self.execution = "per_read"  # no batched product over heads pays at these widths (measured)
-        if self.query != "learned" or self.backend in ops.SINGLE_READS:
+        if self.backend in ops.SINGLE_READS:
+            self.execution = "per_read"  # the backend knows no phases
+        if self.query != "learned":
             self.execution = "per_read"  # the query waits for an activation: nothing can be scored ahead
         elif self.plan.window is not None and self.execution == "two_phase":
             self.execution = "score_on_write"  # the reads of a group would see different histories

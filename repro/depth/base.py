@@ -19,7 +19,7 @@ from repro import ops
 from repro.errors import ConfigError
 
 #: What `runtime.backend` may be.
-BACKENDS = ops.BACKENDS
+BACKENDS, SINGLE_READS = ops.BACKENDS, ops.SINGLE_READS
 
 # Parameter groups. `matrix` may go to Muon and is decayed; all others go to AdamW without decay.
 PARAMETER_GROUPS = ("matrix", "embedding", "head", "norm", "query", "gain", "scalar")

@@ -17,6 +17,7 @@ from torch import Tensor
 from repro.ops import stats
 from repro.ops.backends import BACKENDS, SINGLE_READS, Backend, load, pick
 from repro.ops.history import History, Norm
+from repro.ops.packages import refusal
 from repro.ops.precision import full_precision
 from repro.ops.reference import log_sigmoid
 from repro.ops.stats import Stats, normalise_stats
@@ -37,6 +38,7 @@ __all__ = [
     "mix",
     "normalise_stats",
     "pick",
+    "refusal",
     "score",
 ]
 
@@ -105,7 +107,8 @@ def depth_mix(
     width (over each head's channels with head_norm), eps inside the root.  act: softmax, sigmoid, or
     sigmoid_normalized (divided by its sum).  heads: channel groups with weights of their own.
     Returns mixed [..., D] in the sources' dtype and weights [S, H, ...] in float32 or wider, both
-    differentiable once in sources, query and key_weight. ValueError on anything else. Eqs. 2 to 4.
+    differentiable once in sources, query and key_weight. Backends fla and liger compute what `refusal` lets
+    through, in float32, and their weights carry no gradient. ValueError on anything else. Eqs. 2 to 4.
     """
     first = _check_sources(sources)
     module = _backend(backend, first.device)

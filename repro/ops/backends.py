@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from repro.ops import eager, eager_phases, phases, reference
+from repro.ops import eager, eager_phases, packages, phases, reference
 
 #: What `runtime.backend` may be.
 BACKENDS = ("auto", "reference", "eager", "triton", "fla", "liger")
 #: Those that compute single reads only, and need their packages.
-SINGLE_READS = ("fla", "liger")
+SINGLE_READS = tuple(packages.PACKAGES)
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ def pick(name: str, device: torch.device | str) -> str:
     on_gpu = torch.device(device).type == "cuda"
     if name == "auto":
         return "triton" if on_gpu and importlib.util.find_spec("triton") else "eager"
-    package = {"triton": "triton", "fla": "fla", "liger": "liger_kernel"}.get(name)
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise ValueError(f"backend {name!r} needs the package {package}, which is not installed")
+    if name == "triton" and importlib.util.find_spec("triton") is None:
+        raise ValueError("backend 'triton' needs the package triton, which is not installed")
+    if name in SINGLE_READS and not torch.compiler.is_compiling():  # the read itself is not compiled
+        packages.check(name, torch.device(device).type)
     return name
 
 
@@ -52,7 +53,7 @@ def load(name: str) -> Backend:
         from repro.ops import triton  # only here: no other backend needs the package
 
         return _by_phases(triton.depth_mix, triton)
-    from repro.ops import peers
+    from repro.ops import peers  # only here: it loads what keeps torch.compile out
 
     return Backend(peers.READS[name])
 

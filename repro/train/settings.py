@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from repro.depth.base import pick_backend
+from repro.depth.base import SINGLE_READS, pick_backend
 from repro.errors import ConfigError
 from repro.runs import SEMANTICS
 
@@ -138,6 +138,9 @@ def check_device(config: DictConfig) -> None:
     """Raise ConfigError where this machine lacks the devices that the run asks for."""
     gpu = config.trainer.accelerator == "gpu"
     pick_backend(config.runtime.backend, "cuda" if gpu else "cpu")
+    if config.precision == "64-true" and config.runtime.backend in SINGLE_READS:
+        allowed = f"32-true with runtime.backend={config.runtime.backend}, which computes in float32"
+        raise ConfigError("precision", config.precision, allowed)
     if not gpu:
         return
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
