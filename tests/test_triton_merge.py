@@ -186,6 +186,17 @@ def test_what_stands_for_the_history_is_the_history() -> None:
     assert deviation(whole, expected_lse.cpu()) < 1e-14
 
 
+def test_the_sum_is_rounded_before_it_is_scored() -> None:
+    """As if it had been stored and read again: the next sublayer sees the same partial sum."""
+    prior, partial, output = (normal(name, 3, 40).half().to(DEVICE) for name in "abc")
+    query, lse = normal("q", 40).float().to(DEVICE), torch.zeros(3, 1, device=DEVICE)
+    options = (query, "softmax", 1, 1, EPS)
+    h, total, *scalars = kernels.merge_forward(prior, lse, partial, output, *options)
+    again, _, *scalars_again = kernels.merge_forward(prior, lse, None, total, *options)
+    for a, b in zip((h, *scalars), (again, *scalars_again), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_the_history_may_be_wider_than_the_output() -> None:
     """A prior in float32 is taken as it is; only h is rounded."""
     prior = normal("prior", 3, 40, dtype=torch.float32).to(DEVICE)

@@ -44,6 +44,8 @@ def read_backward_kernel(
     p_grad_z,
     p_grad_lse,
     p_grad_query,
+    p_keys,
+    p_exact,
     num_sources,
     num_rows,
     inner_size,
@@ -52,7 +54,8 @@ def read_backward_kernel(
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     PER_TOKEN: tl.constexpr,
-    ADD_QUERY: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
     ALONE: tl.constexpr,
     CORRECT: tl.constexpr,
     SAME: tl.constexpr,
@@ -91,10 +94,10 @@ def read_backward_kernel(
         if PER_TOKEN:
             o_start = i_outer * query_outer + i_inner * query_inner
             query = tl.load(p_query + (o_start[:, None, None] + o_width), mask=mask, other=0.0).to(WIDE)
-            if ADD_QUERY:
-                grad_query = tl.load(p_grad_query + o_dense, mask=mask, other=0.0)
-            else:
+            if FIRST:
                 grad_query = tl.zeros([R, H, C], WIDE)
+            else:
+                grad_query = tl.load(p_grad_query + o_dense, mask=mask, other=0.0)
         if ACT != "sigmoid":
             lse = tl.load(p_lse + o_heads, mask=m_heads, other=0.0)
         if ACT != "sigmoid" and not ALONE:
@@ -121,6 +124,9 @@ def read_backward_kernel(
         if CORRECT:
             exact = tl.zeros([R, H], WIDE)
             keys = tl.zeros([R, H, C], WIDE)
+            if not FIRST:
+                exact = tl.load(p_exact + o_heads, mask=m_heads, other=0.0)
+                keys = tl.load(p_keys + o_dense, mask=mask, other=0.0)
         for i in tl.static_range(NUM_POINTERS):
             if i < num_sources:
                 value = coming.to(WIDE)
@@ -185,7 +191,11 @@ def read_backward_kernel(
                 tl.store(p_grads[i] + o_dense, grad, mask=mask)
                 o_scalar += num_rows
         if CORRECT:
-            grad_query -= (exact - delta)[:, :, None] * keys
+            if LAST:
+                grad_query -= (exact - delta)[:, :, None] * keys
+            else:
+                tl.store(p_exact + o_heads, exact, mask=m_heads)
+                tl.store(p_keys + o_dense, keys, mask=mask)
         if PER_TOKEN:
             tl.store(p_grad_query + o_dense, grad_query, mask=mask)
 
@@ -245,7 +255,10 @@ def read_backward(
     view = rows.as_rows([*sources, grad, mixed, *([query] if per_token else [])])
     tile = rows.row_tile(width, heads, per_thread=8)
     parts = rows.chunks(num)
-    correct = first.dtype != wide and act != "sigmoid" and len(parts) == 1 and not alone
+    # h is rounded, so delta = g . h is not quite the sum of a (g . v). It is good enough for the sources,
+    # but what remains of the query's gradient can be smaller; that takes the difference back at the end.
+    correct = first.dtype != wide and act != "sigmoid" and not alone
+    carried = correct and len(parts) > 1
     blocks = -(-view.num // tile.rows)
     if per_token:
         programs = blocks
@@ -253,6 +266,8 @@ def read_backward(
     else:
         programs = rows.num_partials(view.num, tile.rows)
         grad_query = rows.empty((len(parts), programs, width), wide, first)
+    keys = rows.empty(first.shape, wide, first) if carried else None
+    exact = rows.empty(lse.shape, wide, first) if carried else None
     for i, part in enumerate(parts):
         outer, inner = rows.strides(view.outer[part], view.inner[part])
         launch(
@@ -278,6 +293,8 @@ def read_backward(
             p_grad_z=None if grad_z is None else grad_z[part].contiguous(),
             p_grad_lse=None if grad_lse is None else grad_lse.contiguous(),
             p_grad_query=grad_query if per_token else grad_query[i],
+            p_keys=keys,
+            p_exact=exact,
             num_sources=part.stop - part.start,
             num_rows=view.num,
             inner_size=view.inner_size,
@@ -286,7 +303,8 @@ def read_backward(
             HEADS=heads,
             GROUPS=groups,
             PER_TOKEN=per_token,
-            ADD_QUERY=i > 0,
+            FIRST=i == 0,
+            LAST=i + 1 == len(parts),
             ALONE=alone,
             CORRECT=correct,
             SAME=isinstance(outer, int),
