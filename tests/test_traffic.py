@@ -244,7 +244,8 @@ def test_closed_forms_are_the_steps_added_up(S: int, N: int) -> None:
 def test_the_schedule_moves_what_the_formula_says(case: Case) -> None:
     """At two widths and numbers of tokens, by kernels alone: no operator of torch touches an activation."""
     runs = [
-        drive(case.mixer(width, "two_phase"), tokens, torch.float16) for width, tokens in ((24, 2), (40, 1))
+        drive(case.mixer(width, "two_phase"), tokens, torch.float16)
+        for width, tokens in ((40, 2), (56, 1))  # longer than any axis of scalars
     ]
     for run in runs:
         assert account(run.forward, run).total == formulas.total(case.formula("forward"))

@@ -65,12 +65,17 @@ def sizes(spec: Specialisation) -> dict[str, int]:
 def form(job: Job) -> str:
     """Name of the row's form where a kernel is compiled in several at one width and number of sources."""
     spec = job.specialisation()
-    others = specialisations(job.module, job.width, job.sources)
-    found = {tuple(sizes(other).items()): sizes(other) for other in others if other.kernel == spec.kernel}
+    everything = specialisations(job.module, job.width, job.sources)
+    others = [other for other in everything if other.kernel == spec.kernel]
+    found = {tuple(sizes(other).items()): sizes(other) for other in others}
     for name, value in sizes(spec).items():
         values = [other[name] for other in found.values() if name in other]
         if len(set(values)) == len(found) > 1:
             return f"{name}={value}"
+    absent = [{name for name, value in other.constexprs.items() if value is None} for other in others]
+    for name in sorted(set().union(*absent)):
+        if len({name in names for names in absent}) > 1:
+            return f"without {name}" if spec.constexprs.get(name, 0) is None else f"with {name}"
     return ""
 
 
