@@ -15,10 +15,18 @@ OURS = ("repro", "analysis", "experiments")
 ALLOWED = {
     "repro.ops": set(),
     "repro.depth": {"repro.ops", "repro.errors"},
-    "repro.model": {"repro.depth", "repro.errors"},
+    "repro.model": {"repro.depth", "repro.ops", "repro.errors"},
     "repro.data": {"repro.errors"},
     "repro.runs": {"repro.errors"},
-    "repro.train": {"repro.model", "repro.depth", "repro.data", "repro.runs", "repro.errors", "repro"},
+    "repro.train": {
+        "repro.model",
+        "repro.depth",
+        "repro.ops",
+        "repro.data",
+        "repro.runs",
+        "repro.errors",
+        "repro",
+    },
     "repro.bench": {
         "repro.ops",
         "repro.depth",

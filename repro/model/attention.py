@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from repro.depth.base import tagged
 from repro.errors import ConfigError
+from repro.ops.matmul import linear
 
 
 class Rotary(nn.Module):
@@ -40,6 +41,9 @@ class Rotary(nn.Module):
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[B, T, 3, H, head size] -> query and key, rotated, and value, each [B, H, T, head size]."""
+        if torch.compiler.is_compiling():  # fused there, and gradients written into slices are not traced
+            query, key, value = (part.transpose(1, 2) for part in qkv.unbind(2))
+            return self(query), self(key), value
         cos, sin = self._tables(qkv.shape[1], qkv.dtype)
         return _Split.apply(qkv, cos[:, None, None], sin[:, None, None])
 
@@ -97,7 +101,7 @@ class CausalAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         joined = torch.cat([self.query, self.key, self.value])
-        qkv = F.linear(x, joined).view(batch, tokens, 3, self.num_heads, width // self.num_heads)
+        qkv = linear(x, joined).view(batch, tokens, 3, self.num_heads, width // self.num_heads)
         query, key, value = self.rotary.split(qkv)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return F.linear(mixed.transpose(1, 2).reshape(batch, tokens, width), self.output)
+        return linear(mixed.transpose(1, 2).reshape(batch, tokens, width), self.output)

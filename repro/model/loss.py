@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from repro.ops.matmul import linear, product, transposed_product
+
 IGNORED = -100  # a target that does not count
 #: Logits computed at once: what stays in a CPU's cache, and what is large enough for a GPU.
 _AT_ONCE = {"cpu": 2**19}
@@ -24,6 +26,8 @@ def mean_loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
 
     x: [tokens, D].  head: [vocabulary, D].  targets: [tokens], -100 where one does not count.
     """
+    if not torch.is_grad_enabled():
+        return token_losses(x, head, targets).sum() / (targets != IGNORED).sum()
     return _MeanLoss.apply(x, head, targets)
 
 
@@ -44,7 +48,7 @@ def _parts(x: Tensor, head: Tensor, targets: Tensor) -> tuple[tuple[Tensor, ...]
 
 def _logits(x: Tensor, head: Tensor) -> Tensor:
     """In fp32 or wider: half precision would lose digits of the loss."""
-    logits = F.linear(x, head)
+    logits = linear(x, head)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -56,26 +60,25 @@ class _MeanLoss(torch.autograd.Function):
         needs_x, needs_head = ctx.needs_input_grad[:2]
         total: Tensor | float = 0.0
         grads: list[Tensor] = []
-        grad_head = torch.zeros_like(head, dtype=torch.promote_types(head.dtype, torch.float32))
+        # [D, vocabulary]: products with the few channels first are already laid out so
+        wide = torch.promote_types(head.dtype, torch.float32)
+        grad_head = torch.zeros(head.shape[::-1], dtype=wide, device=head.device)
         for part, target in zip(*_parts(x, head, targets), strict=True):
             logits = _logits(part, head)
             counted = (target != IGNORED).to(logits.dtype)
-            index = target.clamp(min=0).unsqueeze(-1)
+            index = target.masked_fill(target == IGNORED, 0).unsqueeze(-1)
             chosen = logits.gather(-1, index)
             lse = torch.logsumexp(logits, -1, keepdim=True)
             total = total + ((lse - chosen).squeeze(-1) * counted).sum()
             if needs_x or needs_head:
                 probability = logits.sub_(lse).exp_()
                 probability.scatter_add_(-1, index, torch.full_like(chosen, -1.0))
-                probability.mul_((counted / count).unsqueeze(-1))
+                probability.mul_((counted / count.clamp(min=1)).unsqueeze(-1))
                 narrow = probability.to(part.dtype)
-                grads.append(narrow @ head.to(part.dtype))
-                if part.dtype == grad_head.dtype:
-                    grad_head.addmm_(narrow.T, part)
-                else:
-                    grad_head += narrow.T @ part
+                grads.append(product(narrow, head.to(part.dtype).T))
+                grad_head += transposed_product(part, narrow)
         grad_x = torch.cat(grads) if grads else torch.zeros_like(x)
-        ctx.save_for_backward(grad_x, grad_head.to(head.dtype))
+        ctx.save_for_backward(grad_x, grad_head.T.to(head.dtype))
         return torch.as_tensor(total, dtype=grad_head.dtype, device=x.device) / count
 
     @staticmethod

@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from repro.depth.base import tagged
+from repro.ops.matmul import linear
 
 
 class SwiGLU(nn.Module):
@@ -22,12 +23,20 @@ class SwiGLU(nn.Module):
         self.output = tagged(torch.empty(width, mlp_width), "matrix")
 
     def forward(self, x: Tensor) -> Tensor:
-        joined = F.linear(x, torch.cat([self.gate, self.up]))
-        return F.linear(_Gated.apply(joined), self.output)
+        joined = linear(x, torch.cat([self.gate, self.up]))
+        return linear(gated(joined), self.output)
+
+
+def gated(joined: Tensor) -> Tensor:
+    """silu(gate) * up of [..., 2 F]."""
+    if torch.compiler.is_compiling():  # fused there, and gradients written into slices are not traced
+        gate, up = joined.chunk(2, dim=-1)
+        return F.silu(gate) * up
+    return _Gated.apply(joined)
 
 
 class _Gated(torch.autograd.Function):
-    """silu(gate) * up of [..., 2 F]; its gradient is written in one tensor, not joined from two."""
+    """Its gradient is written in one tensor, not joined from two."""
 
     @staticmethod
     def forward(ctx: Any, joined: Tensor) -> Tensor:

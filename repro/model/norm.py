@@ -48,7 +48,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, inverse = ctx.saved_tensors
         width = x.shape[-1]
         products = grad * x
-        grad_weight = inverse.reshape(-1) @ products.view(-1, width)
+        grad_weight = inverse.reshape(-1) @ products.reshape(-1, width)
         # d inverse / dx = - inverse^3 x / D; sums of products and not products with a vector, which run on
         # one thread.
         shrink = products.mul_(weight).sum(-1, keepdim=True).mul_(inverse).mul_(inverse).mul_(inverse)

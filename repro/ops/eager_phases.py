@@ -2,7 +2,8 @@
 
 At small widths the cost is operator overhead and passes over memory. One read is a chain of in-place
 multiply-adds over its sources; several reads of one history are one batched product over the stacked
-sources, faster than chains from a few sources on, the copy included. Letters and layouts as in `phases`; n sources.
+sources, faster than chains from a few sources on, the copy included. Letters and layouts as in `phases`;
+n sources.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from repro.ops.eager import chain, dots, head_sums, inverse_rms, norm_pullback, spread
+from repro.ops.matmul import product, transposed_product
 from repro.ops.reference import compute_dtype, split_heads
 
 #: Products of a history, sources times reads, from which one batched product beats chains (measured).
@@ -32,7 +34,8 @@ def score_forward(
         # A matrix-vector product runs on one thread, at a third of this speed.
         logits = (value * wide[0]).sum(-1, keepdim=True).unsqueeze(-1)
     elif heads == 1:
-        logits = torch.matmul(value, wide.T).unsqueeze(-1)
+        rows = value.reshape(-1, value.shape[-1])
+        logits = product(rows, wide).view(*value.shape[:-1], len(queries), 1)
     else:
         logits = torch.einsum("...hd,rhd->...rh", split_heads(value, heads), split_heads(wide, heads))
     inverse = None
@@ -59,11 +62,10 @@ def score_backward(
     width, rows = value.shape[-1], value.reshape(-1, value.shape[-1])
     if heads == 1:
         flat = raw.reshape(-1, raw.shape[-2])
-        if grad_in is None:
-            back = flat @ wide
-        else:
-            back = torch.addmm(grad_in.reshape(-1, width).to(dtype), flat, wide)
-        grad_queries = flat.T @ rows
+        back = product(flat, wide.T)
+        if grad_in is not None:
+            back += grad_in.reshape(-1, width)
+        grad_queries = transposed_product(flat, rows)
     else:
         back = torch.einsum("...rh,rhd->...hd", raw, split_heads(wide, heads)).reshape(-1, width)
         if grad_in is not None:

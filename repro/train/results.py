@@ -15,6 +15,7 @@ from repro.data.losses import summarise
 from repro.depth.base import pick_backend
 from repro.model.decoder import Decoder
 from repro.model.lit import Diverged, LitDecoder
+from repro.ops.matmul import matmul_library
 from repro.runs import Run, command_line, git_state, host_description
 from repro.train.evaluate import document_losses
 
@@ -34,6 +35,7 @@ def write_meta(run: Run, config: DictConfig, decoder: Decoder, fingerprint: str)
             "backend": pick_backend(decoder.mixer.backend, next(decoder.parameters()).device),
             "depth_execution": decoder.mixer.execution,
             "compile": bool(config.runtime.compile),
+            "matmul": matmul_library(),
             "threads": torch.get_num_threads(),
             **account(decoder),
         },
