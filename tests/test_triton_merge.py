@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -205,6 +206,32 @@ def test_the_history_may_be_wider_than_the_output() -> None:
     h = kernels.merge_forward(prior, lse, None, output, query, "softmax", 1, 1, EPS)[0]
     assert h.dtype == torch.float16
     assert torch.equal(h, ((prior + output.float()) / 2).half())
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="bytes are counted in the interpreter")
+@pytest.mark.parametrize("with_partial", [False, True])
+@pytest.mark.parametrize("with_gain", [False, True])
+def test_every_stream_is_moved_once(with_partial: bool, with_gain: bool) -> None:
+    """Prior, partial and output in, sum and read out; upstream, prior, sum and its gradient in, one out."""
+    counting = import_module("repro.bench.counting").counting
+    shape, size = (6, 300), 6 * 300 * 4
+    prior, output, upstream, more = (normal(name, *shape, dtype=torch.float32) for name in "abcd")
+    query, lse = normal("q", 300, dtype=torch.float32), torch.zeros(6, 1)
+    norm: dict[str, Any] = {"gain": query, "norm_eps": EPS} if with_gain else {}
+    partial = more if with_partial else None
+    with counting() as forward:
+        h, total, *saved = kernels.merge_forward(
+            prior, lse, partial, output, query, "softmax", 1, 1, EPS, **norm
+        )
+    assert forward.total(shape=shape, direction="load") == (2 + with_partial) * size
+    assert forward.total(shape=shape, direction="store") == (1 + with_partial) * size
+    p = total if with_partial else output
+    with counting() as backward:
+        kernels.merge_backward(
+            upstream, more + 1, prior, p, query, *saved, None if with_gain else h, "softmax", 1, 1, **norm
+        )
+    assert backward.total(shape=shape, direction="load") == 4 * size
+    assert backward.total(shape=shape, direction="store") == (1 + with_gain) * size
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,25 @@ def test_nothing_stack_shaped_is_kept_for_the_backward_pass() -> None:
     assert streams <= {x.data_ptr() for x in kept}
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="bytes are counted in the interpreter")
+@pytest.mark.parametrize(("num", "per_token"), [(5, False), (5, True), (65, False)])
+def test_every_stream_is_moved_once(num: int, per_token: bool) -> None:
+    """S reads and one write; S + 2 reads and S writes. Chained, the same again of what is not a source."""
+    counting = importlib.import_module("repro.bench.counting").counting
+    shape, size = (5, 300), 5 * 300 * 4
+    sources = [normal(f"{i}", *shape, dtype=torch.float32) for i in range(num)]
+    query = normal("query", *(shape if per_token else shape[1:]), dtype=torch.float32)
+    own, chained = int(per_token), num > 64
+    with counting() as forward:
+        mixed, *saved = read_forward(sources, query, "softmax", 1, 1, 1e-6)
+    assert forward.total(shape=shape, direction="load") == (num + own + chained) * size
+    assert forward.total(shape=shape, direction="store") == (1 + chained) * size
+    with counting() as backward:
+        read_backward(sources[0] + 1, None, mixed, sources, query, *saved, "softmax", 1, 1)
+    assert backward.total(shape=shape, direction="load") == (num + 2 + own + 2 * chained) * size
+    assert backward.total(shape=shape, direction="store") == (num + own) * size
+
+
 # Bad input
 
 
