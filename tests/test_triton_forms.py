@@ -51,16 +51,13 @@ rows.MAX_SOURCES = 4  # so that six sources are two launches
 with launch.recording() as forms:
     read(1, (3,), 5)
     read(1, (3,), 5, scalars=True)
-    read(3, (1,), 1)
     read(3, (4, 8), 64, act="sigmoid", heads=4, crossed=True, scalars=True)
     read(6, (4, 8), 64, act="sigmoid_normalized", heads=4, groups=4, per_token=True, scalars=True)
     read(6, (4, 8), 60, heads=3, groups=0, crossed=True, per_token=True)
     read(2, (4, 8), 64, dtype=torch.float16)
-    read(2, (4, 8), 64, dtype=torch.float32, scalars=True)
     read(2, (4, 8), 64, dtype=torch.float64, heads=2, act="sigmoid_normalized")
     merge(64, gain=True)
     merge(60, heads=3, groups=3, partial=False, gain=True)
-    merge(64, act="sigmoid", groups=0, gain=True)
     merge(64, act="sigmoid", heads=2, dtype=torch.float16, partial=False)
     merge(1, dtype=torch.float64)
 for form in forms:
@@ -82,4 +79,4 @@ def test_every_form_compiles() -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) == 27 + 18  # launches of the reads and of the merges, second stages included
+    assert int(done.stdout) == 21 + 14  # launches of the reads and of the merges, second stages included

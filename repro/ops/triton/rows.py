@@ -21,8 +21,8 @@ T = TypeVar("T")
 MAX_SOURCES = 64
 #: Lengths of a tuple of pointers, so that a few compiled forms serve all numbers of sources.
 POINTERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64)
-#: Rows that a grid can index.
-MAX_ROWS = 2**31 - 1
+#: Rows that a grid can index, less a margin: a program that takes rows in turn looks one turn ahead.
+MAX_ROWS = 2**31 - 1024
 #: Programs that share a sum over all rows: fixed, so that the order of additions depends on no device.
 NUM_PARTIALS = 512
 #: Warps of a program: with more, a thread has too few registers for a row's share of several tiles.
