@@ -11,7 +11,8 @@ class History(NamedTuple):
     """A part of a read that later parts are mixed into.
 
     mixed: [..., D].  lse: [..., H], the logit under which it stands for its sources (softmax); zero where
-    weights are not normalised.  message: [..., 2, H], the way back of (lse, delta) of the whole read.
+    weights are not normalised.  message: [..., H], the way back of delta of the whole read, or None
+    where no later part follows (see `phases`).
     """
 
     mixed: Tensor

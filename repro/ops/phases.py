@@ -10,8 +10,8 @@ of the sum of exponentials and delta = g . h, source i and its logit receive
     a_i g   and   a_i (g . v_i - delta),   a_i = exp(z_i - lse),
 
 whatever part of the read mixed it. So the last phase of a read computes (lse, delta) and hands them with g
-to the phases before it, along the graph: an intermediate `History` has a third tensor, `message`, of no
-meaning in the forward pass, whose "gradient" is that pair; the gradient of `mixed` is then g as it is. No
+to the phases before it, along the graph: the "gradient" of an intermediate history's lse is the lse of the
+whole read, that of its third tensor, of no meaning in the forward pass, delta, and that of `mixed` g. No
 gradient of an intermediate mix is ever formed. Which histories a later phase continues is said when they are
 mixed; one that is a result of its own has no message, and its gradient is what it says.
 
@@ -135,8 +135,8 @@ class _Mix(torch.autograd.Function):
         priors = parts[::3] if softmax else ()
         ended = [prior for prior, goes_on in zip(priors, call.continued, strict=False) if not goes_on]
         ctx.save_for_backward(z, lse, prior_lse, *sources, *ended)
-        message = z.new_zeros(()).expand(*z.shape[1:-2], 2, z.shape[-1])
-        histories = zip(outputs, lse.unbind(-2), (message.view_as(message) for _ in outputs), strict=True)
+        message, shape = z.new_zeros(()), (*z.shape[1:-2], z.shape[-1])
+        histories = zip(outputs, lse.unbind(-2), (message.expand(shape) for _ in outputs), strict=True)
         return (*(part for history in histories for part in history), *sources)
 
     @staticmethod
@@ -149,19 +149,19 @@ class _Mix(torch.autograd.Function):
         with full_precision(z.device):
             upstream = [torch.zeros_like(sources[0]) if g is None else g for g in grads[: 3 * reads : 3]]
             priors = [None if goes_on else next(ended, None) for goes_on in call.continued]
-            nothing = torch.zeros_like(own_lse[..., 0, :])
-            pairs = [
-                grads[3 * q + 2] if call.continued[q] else torch.stack((own_lse[..., q, :], nothing), -2)
-                for q in range(reads)
-            ]
-            unused = torch.stack((nothing, nothing), -2)
-            lse, delta = torch.stack([unused if p is None else p for p in pairs], -3).unbind(-2)
-            # No change but for a read whose result is not used: its message is zero, exp(z) may overflow.
-            lse = torch.maximum(lse, own_lse)
-            plain = [None if call.continued[q] else grads[3 * q + 1] for q in range(reads)]
-            grad_lse = None
+            lse, delta, grad_lse = own_lse, torch.zeros_like(own_lse), None
+            of_lse, messages = grads[1 : 3 * reads : 3], grads[2 : 3 * reads : 3]
+            if any(call.continued):
+                own = own_lse.unbind(-2)
+                lse = _side_by_side(
+                    [g if c else None for g, c in zip(of_lse, call.continued, strict=True)], own
+                )
+                # No change but for a read whose result is not used: its message is zero, exp(z) may overflow.
+                lse = torch.maximum(lse, own_lse)
+                delta = _side_by_side(messages, delta.unbind(-2))
+            plain = [None if c else g for g, c in zip(of_lse, call.continued, strict=True)]
             if any(grad is not None for grad in plain):
-                grad_lse = torch.stack([nothing if grad is None else grad for grad in plain], -2)
+                grad_lse = _side_by_side(plain, torch.zeros_like(own_lse).unbind(-2))
             grad_sources, grad_z, delta = call.raw.mix_backward(
                 upstream,
                 lse,
@@ -177,9 +177,15 @@ class _Mix(torch.autograd.Function):
             )
             back: list[Tensor | None] = [*grad_sources, *grad_z.unbind(0)]
             if ctx.on_prior:
-                messages = torch.stack((lse, delta), -2).unbind(-3)
-                back += [part for q in range(reads) for part in (upstream[q], None, messages[q])]
+                passed = zip(upstream, lse.unbind(-2), delta.unbind(-2), strict=True)
+                back += [part for message in passed for part in message]
         return (None, *back)
+
+
+def _side_by_side(given: Sequence[Tensor | None], otherwise: Sequence[Tensor]) -> Tensor:
+    """Scalars [..., H] of Q reads as [..., Q, H]."""
+    chosen = [b if a is None else a for a, b in zip(given, otherwise, strict=True)]
+    return torch.stack(chosen, -2)
 
 
 class _Merge(torch.autograd.Function):
@@ -222,6 +228,5 @@ class _Merge(torch.autograd.Function):
             grad_total, delta, grad_query = ctx.raw.merge_backward(
                 grad, grad_total, prior, total, query, z, inverse, lse, mixed, ctx.act, heads, groups
             )
-            message = torch.stack((lse, delta), -2)
         added = grad_total if ctx.added else None
-        return None, None, None, grad, None, message, added, grad_total, grad_query.to(query.dtype)
+        return None, None, None, grad, lse, delta, added, grad_total, grad_query.to(query.dtype)
