@@ -127,7 +127,8 @@ class _Mix(torch.autograd.Function):
         softmax = call.act == "softmax"
         prior_lse = torch.stack(parts[1::3], -2) if len(parts) > 0 and softmax else None
         if num == 1 and len(parts) == 0 and softmax:  # weight one: nothing to compute or to write
-            outputs, lse = [sources[0].view_as(sources[0]) for _ in range(call.num_reads)], z[0]
+            only = sources[0] if call.dtype is None else sources[0].to(call.dtype)
+            outputs, lse = [only.view_as(only) for _ in range(call.num_reads)], z[0]
         else:
             outputs, lse = call.raw.mix_forward(sources, z, list(parts[::3]), prior_lse, call.act, call.dtype)
         ctx.call, ctx.on_prior = call, len(parts) > 0

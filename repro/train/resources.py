@@ -47,7 +47,9 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):  # not glibc
         return False
     trim_threshold, mmap_threshold = -1, -3  # names of malloc.h
-    return bool(mallopt(mmap_threshold, 2**30) and mallopt(trim_threshold, 2**31 - 1))
+    # Older versions of glibc take no threshold above 32 MiB.
+    large = mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)
+    return bool(mallopt(trim_threshold, 2**31 - 1) and large)
 
 
 @contextlib.contextmanager
