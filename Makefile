@@ -14,7 +14,7 @@ RUN     := $(VENV)/bin/python
 STAMP   := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data reproduce table4 fig6 init lr lr_fairness published kernels traffic bench smoke conformance test lint clean
+.PHONY: help setup data reproduce table4 fig6 init lr lr_fairness published kernels traffic bench gpu-check smoke conformance test lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ traffic: $(STAMP)  ## bytes that the Triton kernels move, counted in the interpr
 bench: $(STAMP)  ## time and peak memory of a training step by depth and width; alone on the machine
 	@code=0; $(RUN) -m repro.bench steps || code=$$?; test $$code -le 1 || exit $$code; \
 	$(RUN) -m analysis.bench || exit $$?; exit $$code
+
+gpu-check: $(STAMP)  ## on a machine with a GPU: correctness, speed and training steps, at most five minutes
+	$(RUN) -m repro.bench.gpu
 
 smoke: $(STAMP)  ## every arm through the whole pipeline, under two minutes
 	$(RUN) -m repro.train -m experiment=all_arms scale=smoke

@@ -40,7 +40,7 @@ def test_example_arm_is_a_valid_arm() -> None:
 
 def test_targets_and_paths_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in set(re.findall(r"`make ([a-z0-9]+)", README)) | {"reproduce"}:
+    for target in set(re.findall(r"`make ([a-z0-9_-]+)", README)) | {"reproduce"}:
         assert re.search(rf"^{target}:", makefile, flags=re.M), target
     for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (ROOT / link).exists(), link
