@@ -75,6 +75,7 @@ class Account:
     read: float
     write: float
     scalar_bytes: float  # per token, over the model
+    parameters: float  # per token, in units of d, over the model
     launches: int
 
     @property
@@ -82,24 +83,27 @@ class Account:
         return self.read + self.write
 
 
-def account(traffic: Traffic, run: Pass, kernel: str | None = None) -> Account:
-    """Of one kernel or operator, or of all."""
+def account(traffic: Traffic, run: Pass, kernel: str | None = None, argument: str | None = None) -> Account:
+    """Of one kernel or operator (and argument), or of all."""
     sums = {(name, way): 0 for name in ("activations", "parameters", "scalars") for way in ("load", "store")}
     for access, count in traffic.bytes.items():
-        if kernel in (None, access.kernel):
+        if kernel in (None, access.kernel) and argument in (None, access.argument):
             sums[kind(access, run.width), access.direction] += count
     unit = run.tokens * run.width * run.itemsize
     return Account(
         sums["activations", "load"] / unit,
         sums["activations", "store"] / unit,
         (sums["scalars", "load"] + sums["scalars", "store"]) / run.tokens,
+        (sums["parameters", "load"] + sums["parameters", "store"]) / unit,
         sum(n for name, n in traffic.launches.items() if kernel in (None, name)),
     )
 
 
-def accounts(runs: Sequence[Pass], direction: str, kernel: str | None = None) -> Account:
+def accounts(
+    runs: Sequence[Pass], direction: str, kernel: str | None = None, argument: str | None = None
+) -> Account:
     """Of a pass at a width of one chunk and one of two: the first, with its scalars as at SCALAR_WIDTH."""
-    found = [account(getattr(run, direction), run, kernel) for run in runs]
+    found = [account(getattr(run, direction), run, kernel, argument) for run in runs]
     first = found[0]
     if len(found) == 1:
         return first
@@ -133,13 +137,35 @@ def whole(label: str, terms: Sequence[Term]) -> Term:
 
 
 def counted_rows(case: Case, execution: str, runs: Sequence[Pass]) -> Iterator[dict[str, Any]]:
-    """Of passes at one or two widths: everything, then by kernel and operator."""
+    """Of passes at one or two widths: everything, then by kernel and operator; scalars also by argument."""
     for direction in DIRECTIONS:
         yield record(case, execution, direction, "counted", accounts(runs, direction))
-        for kernel in sorted({access.kernel for access in getattr(runs[0], direction).bytes}):
+        found = getattr(runs[0], direction).bytes
+        for kernel in sorted({access.kernel for access in found}):
             part = accounts(runs, direction, kernel)
             if part.total or part.launches:
                 yield record(case, execution, direction, f"kernel {kernel}", part)
+        for kernel, argument in sorted({(access.kernel, access.argument) for access in found}):
+            part = accounts(runs, direction, kernel, argument)
+            if part.scalar_bytes and not part.total:
+                yield record(case, execution, direction, f"scalars {kernel} {argument}".strip(), part)
+
+
+def parameter_rows(case: Case, run: Pass) -> Iterator[dict[str, Any]]:
+    """Accesses of queries, their gradients and partial sums, as units of d per token."""
+    for direction in DIRECTIONS:
+        found = getattr(run, direction)
+        for kernel in sorted({access.kernel for access in found.bytes}):
+            part = account(found, run, kernel)
+            if part.parameters:
+                item = f"parameters {kernel}"
+                row = record(case, "two_phase", direction, item, Term(item, 0, 0))
+                yield {
+                    **row,
+                    "read_d": None,
+                    "write_d": None,
+                    "total_d": part.parameters / case.num_sublayers,
+                }
 
 
 def account_rows(case: Case) -> Iterator[dict[str, Any]]:

@@ -30,6 +30,7 @@ from repro.bench.accounts import (
     Case,
     account_rows,
     counted_rows,
+    parameter_rows,
     problems,
 )
 from repro.bench.drive import Pass, drive
@@ -38,6 +39,8 @@ from repro.depth.base import DepthMixer
 from repro.runs.atomic import write_bytes
 
 Record = dict[str, Any]
+#: Parameters are counted apart, where tiles of rows are full and rows as long as in a model.
+PARAMETER_CASE, PARAMETER_WIDTH, PARAMETER_TOKENS = Case("Block", 16, 2, 1), 2048, 64
 NUM_SUBLAYERS, NUM_BLOCKS = 128, 8
 TOKENS = 2
 #: Two bytes per element, as bfloat16, whose arithmetic the interpreter gets wrong.
@@ -72,10 +75,46 @@ def comparison(records: Sequence[Record]) -> Table:
         f"limit is {BACKWARD_LIMIT} of it.",
         "Single reads: the same reads one by one; liger-kernel reads a stack of the sources, and the copy "
         "counts. Both with the additions of autograd.",
-        f"Scalars: logits, 1 / RMS, log-sum-exp and the like, at width {SCALAR_WIDTH} (chunks of a row read "
-        "them again, mostly from cache). Queries and their gradients, once per program, are not listed.",
+        f"Scalars: logits, 1 / RMS, log-sum-exp, delta, products, per token and sublayer at width "
+        f"{SCALAR_WIDTH} (each chunk of a row reads its weights again, mostly from cache).",
     ]
     return Table("Memory traffic of depth mixing, two-phase", columns, rows, notes)
+
+
+def beside(records: Sequence[Record]) -> list[Table]:
+    """What is no activation: scalars of the two-phase passes, and parameters."""
+    columns = [Column("direction", "", numeric=False), Column("item", "", numeric=False)]
+    result = []
+    for name in dict.fromkeys(r["scheme"] for r in records):
+        rows = [
+            {
+                "direction": r["direction"],
+                "item": r["item"].removeprefix("scalars "),
+                "bytes": f"{r['scalar_bytes']:.1f}",
+            }
+            for r in records
+            if r["scheme"] == name and r["execution"] == "two_phase" and r["item"].startswith("scalars ")
+        ]
+        title = f"{name}: scalars, bytes per token and sublayer at width {SCALAR_WIDTH}"
+        result.append(Table(title, [*columns, Column("bytes", "bytes")], rows))
+    rows = [
+        {
+            "direction": r["direction"],
+            "item": r["item"].removeprefix("parameters "),
+            "total": f"{r['total_d']:.3f}",
+        }
+        for r in records
+        if r["item"].startswith("parameters ")
+    ]
+    notes = [
+        "From cache: every program reads its query, and from this width on a program of the merge has one "
+        "row. Backward, partial sums are at most 512 per query, whatever the number of tokens.",
+    ]
+    title = (
+        f"Queries, gains and their gradients, in units of d per token and sublayer (Block, L = "
+        f"{PARAMETER_CASE.num_sublayers}, width {PARAMETER_WIDTH}, {PARAMETER_TOKENS} tokens)"
+    )
+    return [*result, Table(title, [*columns, Column("total", "total")], rows, notes)]
 
 
 def details(records: Sequence[Record]) -> list[Table]:
@@ -139,7 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if find_spec("liger_kernel"):
             block_size = 1 if case.full else case.size
             passes(case, "liger", [LigerReads(NUM_SUBLAYERS, WIDTHS[0], block_size)])
-    tables = [comparison(records), *details(records)]
+    mixer = PARAMETER_CASE.mixer(PARAMETER_WIDTH, "two_phase")
+    records.extend(parameter_rows(PARAMETER_CASE, drive(mixer, PARAMETER_TOKENS, DTYPE)))
+    tables = [comparison(records), *details(records), *beside(records)]
     for suffix, text in ((".csv", to_csv(records)), (".md", to_markdown(tables))):
         print(write_bytes(options.results / f"traffic{suffix}", text.encode()))
     print(to_text(tables[0]))
