@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from repro import ops
-from repro.ops import eager_phases
+from repro.ops import eager_mix
 from tests.cuts import Cut, Node, by_definition, by_phases, cuts, gradients, loss_of, upstream, with_gradients
 from tests.toy import error, normal, sources_of
 
@@ -48,7 +48,7 @@ def test_any_cut_is_the_whole_read(
     backend: str, cut: Cut, leading: tuple[int, ...], sharpness: float, batched: int
 ) -> None:
     leaves = cut.leaves(8, leading, torch.float64, sharpness)
-    with patch.object(eager_phases, "BATCHED_FROM", batched):
+    with patch.object(eager_mix, "BATCHED_FROM", batched):
         found = with_gradients(cut, by_phases(cut, leaves, backend), leaves)
     equal(found, with_gradients(cut, by_definition(cut, leaves), leaves), 1e-11)
 
@@ -57,7 +57,7 @@ def test_any_cut_is_the_whole_read(
 @given(cut=cuts(), leading=LEADING, sharpness=st.sampled_from([0.0, 0.3]), batched=BATCHED_FROM)
 def test_any_cut_in_float32(cut: Cut, leading: tuple[int, ...], sharpness: float, batched: int) -> None:
     leaves = cut.leaves(8, leading, torch.float32, sharpness)
-    with patch.object(eager_phases, "BATCHED_FROM", batched):
+    with patch.object(eager_mix, "BATCHED_FROM", batched):
         found = with_gradients(cut, by_phases(cut, leaves), leaves)
     assert {value.dtype for value in found.values()} == {torch.float32}
     exact = wide(leaves)
