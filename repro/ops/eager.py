@@ -72,16 +72,12 @@ def _weigh(act: str, logits: Tensor) -> Tensor:
     """Weights of logits [S, ...]."""
     if act == "softmax":
         return torch.softmax(logits, 0)
-    if act == "linear":
-        return logits
     weights = torch.sigmoid(logits)
     return weights / weights.sum(0) if act == "sigmoid_normalized" else weights
 
 
 def _weigh_backward(act: str, grad: Tensor, weights: Tensor, logits: Tensor | None) -> Tensor:
     """Gradient of the logits, given that of the weights."""
-    if act == "linear":
-        return grad
     if act == "sigmoid":
         return grad * weights * (1 - weights)
     centred = grad - (grad * weights).sum(0)
@@ -98,11 +94,6 @@ def chain(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
     for source, weight in zip(sources[1:], weights[1:], strict=True):
         mixed.addcmul_(source, spread(weight, width))
     return mixed
-
-
-def by_token(x: Tensor) -> Tensor:
-    """[S, ..., X] -> [tokens, S, X], a view where x is contiguous."""
-    return x.reshape(x.shape[0], -1, x.shape[-1]).transpose(0, 1)
 
 
 class _Read(torch.autograd.Function):

@@ -16,7 +16,7 @@ from repro.ops.eager import chain, dots, head_sums, spread
 from repro.ops.reference import compute_dtype
 
 #: Products of a history, sources times reads, from which one batched product beats chains (measured).
-BATCHED_FROM = 12
+BATCHED_FROM = 8
 
 
 def _batched(num_sources: int, reads: int, heads: int) -> bool:
