@@ -48,7 +48,7 @@ def drive(mixer: DepthMixer, tokens: int, dtype: torch.dtype, seed: int = 0) -> 
     """Forward and backward of all reads and writes on random activations [1, tokens, D].
 
     Queries are drawn too: at their initial zero some gradients vanish. Leading axes are two, so that an
-    activation has three axes and a matrix of parameters two (`kinds` of the traffic table relies on it).
+    activation has three axes and a matrix of parameters two (`accounts.kind` relies on it).
     """
     generator = torch.Generator().manual_seed(seed)
 

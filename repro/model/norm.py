@@ -16,7 +16,7 @@ class RMSNorm(nn.Module):
     """Normalises the last axis, [..., D] -> [..., D], in fp32 or wider.
 
     eps is added to the mean square. It is a confound of this paper, since averaging over depth shrinks
-    the stream by the number of sources: keep it small (design: 1e-8).
+    the stream by the number of sources: keep it small (default: 1e-8).
     """
 
     def __init__(self, width: int, eps: float) -> None:

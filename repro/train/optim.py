@@ -1,7 +1,7 @@
 """AdamW and Muon behind one optimizer, with parameters routed by their tag and never by their shape.
 
 `repro.depth.base.PARAMETER_GROUPS` lists the tags. Only `matrix` is decayed and may go to Muon; queries,
-key gains, norms, embedding, head and a scheme's own scalars go to AdamW without decay (design.md 4.7):
+key gains, norms, embedding, head and a scheme's own scalars go to AdamW without decay:
 by shape, a [reads, D] stack of pseudo-queries would be orthogonalised as if it were a weight matrix.
 """
 

@@ -2,7 +2,7 @@
 
 Row r of a tensor begins at (r // inner_size) * outer + (r % inner_size) * inner elements. One split of the
 leading axes into an outer and an inner group serves all tensors of a call. Also here: block sizes and warps
-by rule from the width, the wide type, and the one place where kernels' outputs are allocated.
+by rule from width and heads, and the one place where kernels' outputs are allocated.
 """
 
 from __future__ import annotations
