@@ -220,6 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for job, key in zip(rows, keys, strict=True):
         binaries.setdefault((key, job.width), []).append(job)
     records = [record(jobs, figures[key]) for (key, _), jobs in binaries.items() if key in figures]
+    records.sort(
+        key=lambda row: (row["kernel"], row["form"])
+    )  # stable: targets, widths, sources as asked for
     problems = [error.splitlines()[0] for error in errors.values()] + refusals(records)
 
     chosen = (options.targets, options.widths, options.sources)
