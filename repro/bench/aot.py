@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
 import repro.ops.triton
 from analysis.tables import Column, Table, to_csv, to_markdown
@@ -185,7 +186,8 @@ def summary(records: Sequence[dict[str, Any]], target: str) -> Table:
         cell = f"{row['registers']} / {row['num_warps']} / {row['occupancy']:.0%}"
         line[str(row["width"])] = cell + (f", spills {spilled}" if spilled else "")
     notes = [
-        "Registers per thread / warps per block / theoretical occupancy; spilled bytes per thread if any."
+        "Registers per thread / warps per block / theoretical occupancy; bytes spilled per thread, if any.",
+        f"Compiled by Triton {triton.__version__} and the assemblers that it brings; no GPU involved.",
     ]
     return Table(f"Kernels compiled for {target}, bfloat16", columns, list(rows.values()), notes)
 
@@ -220,9 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for job, key in zip(rows, keys, strict=True):
         binaries.setdefault((key, job.width), []).append(job)
     records = [record(jobs, figures[key]) for (key, _), jobs in binaries.items() if key in figures]
-    records.sort(
-        key=lambda row: (row["kernel"], row["form"])
-    )  # stable: targets, widths, sources as asked for
+    records.sort(key=lambda row: (row["kernel"], row["form"]))  # otherwise in the order asked for
     problems = [error.splitlines()[0] for error in errors.values()] + refusals(records)
 
     chosen = (options.targets, options.widths, options.sources)
