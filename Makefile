@@ -11,6 +11,8 @@ LAUNCHER ?= joblib
 PYTHON  ?= python3
 VENV    := .venv
 RUN     := $(VENV)/bin/python
+# Where `make conformance` has installed other implementations, they are measured beside ours.
+PEERS   := $(if $(wildcard .venv-peers/bin/python),.venv-peers/bin/python,$(RUN))
 STAMP   := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
@@ -57,11 +59,11 @@ kernels: $(STAMP)  ## registers, spills and occupancy of every Triton kernel, co
 	$(RUN) -m repro.bench.aot
 
 traffic: $(STAMP)  ## bytes that the Triton kernels move, counted in the interpreter, beside Table 1
-	$(RUN) -m repro.bench.traffic
+	$(PEERS) -m repro.bench.traffic
 
 # 1: something else ran meanwhile; what was measured is shown all the same, and a repeat measures the rest.
 bench: $(STAMP)  ## time and peak memory of a training step by depth and width; alone on the machine
-	@code=0; $(RUN) -m repro.bench steps || code=$$?; test $$code -le 1 || exit $$code; \
+	@code=0; $(PEERS) -m repro.bench steps || code=$$?; test $$code -le 1 || exit $$code; \
 	$(RUN) -m analysis.bench || exit $$?; exit $$code
 
 gpu-check: $(STAMP)  ## on a machine with a GPU: correctness, speed and training steps, at most five minutes

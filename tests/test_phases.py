@@ -316,3 +316,16 @@ def test_kept_are_sources_and_scalars(reads: int, dtype: torch.dtype) -> None:
     (read, total), kept = _kept(lambda: ops.merge(prior, sources[0], sources[1], query, backend="eager"))
     # delta comes from the read where it was not rounded; only then the prior need not stay.
     assert _places(kept) == _places([total, read if dtype == torch.float32 else prior.mixed])
+
+
+def test_gradients_of_a_history_in_any_layout() -> None:
+    """Returned sources used transposed: their gradients are no slots of one stack, nor rows in order."""
+    source = normal("source", 3, 4, 8).requires_grad_()
+    logits = normal("logits", 3, 4, 9, 1).requires_grad_()
+    results = []
+    for plain in (False, True):
+        reads, (passed,) = ops.mix([source], [logits], backend="reference" if plain else "eager")
+        loss = (passed.transpose(0, 1) * normal("w", 4, 3, 8)).sum() + reads[2].mixed.sin().sum()
+        results.append(torch.autograd.grad(loss, (source, logits)))
+    for found, expected in zip(*results, strict=True):
+        assert (found - expected).abs().max() < 1e-12

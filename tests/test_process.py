@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,3 +69,12 @@ def test_prepare_flushes_denormals_and_keeps_freed_memory(monkeypatch: pytest.Mo
     finally:
         torch.set_flush_denormal(before)
     assert len(calls) == 1
+
+
+def test_compiled_code_is_kept_where_nothing_else_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    process.keep_compiled(tmp_path / "a")
+    process.keep_compiled(tmp_path / "b")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "a")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 from triton import knobs
 
 from analysis.tables import Column, Table, to_csv, to_markdown, to_text
@@ -68,7 +69,8 @@ def comparison(records: Sequence[Record]) -> Table:
     columns += [Column("per_read", "single reads"), Column("liger", "liger-kernel")]
     columns += [Column("scalars", "scalars, bytes")]
     notes = [
-        "Accesses per token and sublayer in units of d (one activation of one token), loads and stores.",
+        "Accesses per token and sublayer in units of d (one activation of one token), loads and stores, "
+        f"counted in the interpreter of triton {triton.__version__} (torch {torch.__version__}).",
         f"L = {NUM_SUBLAYERS} sublayers, N = {NUM_BLOCKS} blocks (Full: groups of reads). Widths "
         f"{' and '.join(map(str, WIDTHS))} give the same counts.",
         "Forward: closed form of the schedule. Backward: the fewest accesses that the schedule allows; the "

@@ -60,7 +60,10 @@ def _check_sources(sources: Sequence[Tensor]) -> Tensor:
         raise ValueError(f"a source must be [..., D] with D >= 1, got shape {tuple(first.shape)}")
     if not first.dtype.is_floating_point:
         raise ValueError(f"sources must be floating point, got {first.dtype}")
+    inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     for i, source in enumerate(sources):
+        if inference and source.requires_grad:
+            raise ValueError(f"source {i} requires a gradient, which inference mode cannot give: detach it")
         if source.shape != first.shape:
             shapes = f"{tuple(source.shape)} and {tuple(first.shape)}"
             raise ValueError(f"sources must have one shape, source {i} and source 0 have {shapes}")
@@ -169,6 +172,13 @@ def key_normalisation(key_norm: bool, heads: int, head_norm: bool, eps: float) -
     return Norm(heads, 0 if not key_norm else heads if head_norm else 1, eps)
 
 
+def _checked(norm: Norm | None) -> Norm:
+    norm = norm or Norm()
+    if norm.groups not in (0, 1, norm.heads):
+        raise ValueError(f"groups must be 0, 1 or the {norm.heads} heads, got {norm.groups}")
+    return norm
+
+
 def score(
     source: Tensor,
     queries: Tensor,
@@ -183,7 +193,7 @@ def score(
     matters).  addend: [..., D], added to the source first (a partial sum and the output that completes it).
     Returns logits [..., R, H] and the source [..., D]. ValueError as in `depth_mix`.
     """
-    norm = norm or Norm()
+    norm = _checked(norm)
     first = _check_sources([source] if addend is None else [source, addend])
     width = first.shape[-1]
     _check_like("queries", queries, [(queries.shape[0] if queries.dim() else 1, width)], first)
@@ -212,16 +222,21 @@ def mix(
     is then for that one use. Returns Q histories and the sources to go on with. ValueError where shapes do
     not fit, or where a prior was not mixed to be continued.
     """
-    if len(sources) == 0 or len(sources) != len(logits):
+    first = _check_sources(sources)
+    if len(sources) != len(logits):
         raise ValueError(f"as many logits as sources are needed, got {len(logits)} for {len(sources)}")
     if act not in ("softmax", "sigmoid", "linear"):
         raise ValueError(f"act {act!r} is not one of softmax, sigmoid, linear")
-    shape = sources[0].shape
-    for source, logit in zip(sources, logits, strict=True):
-        if source.shape != shape or logit.shape != logits[0].shape or logit.shape[:-2] != shape[:-1]:
+    shape = first.shape
+    for logit in logits:
+        if logit.shape != logits[0].shape or logit.shape[:-2] != shape[:-1] or logit.dim() != len(shape) + 1:
             raise ValueError(
                 f"sources must be [..., D] and logits [..., Q, H] with equal leading axes, got "
-                f"{tuple(source.shape)} and {tuple(logit.shape)}"
+                f"{tuple(shape)} and {tuple(logit.shape)}"
+            )
+        if not logit.dtype.is_floating_point or logit.device != first.device:
+            raise ValueError(
+                f"logits must be floating point on {first.device}, got {logit.dtype}, {logit.device}"
             )
     reads, heads = logits[0].shape[-2:]
     if priors and len(priors) != reads:
@@ -230,6 +245,9 @@ def mix(
     if len(continued) != reads:
         raise ValueError(f"continued must say yes or no for each of {reads} reads, got {len(continued)}")
     _check_priors(priors)
+    for prior in priors:
+        _check_like("prior.mixed", prior.mixed, [tuple(shape)], first)
+        _check_like("prior.lse", prior.lse, [(*shape[:-1], heads)], first)
     _check_options(shape[-1], heads, 0.0)
     found = _backend(backend, sources[0].device, phases=True)
     with full_precision(sources[0].device):
@@ -257,7 +275,7 @@ def merge(
     [D], times its key gain.  act: softmax or sigmoid.  Returns the read, in the output's dtype, and the
     partial sum to go on with. ValueError where the shapes do not fit.
     """
-    norm = norm or Norm()
+    norm = _checked(norm)
     first = _check_sources([output] if partial is None else [partial, output])
     width = first.shape[-1]
     _check_like("query", query, [(width,)], first)

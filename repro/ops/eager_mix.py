@@ -39,6 +39,9 @@ def _slots(tensors: Sequence[Tensor | None]) -> Tensor | None:
     if torch.compiler.is_compiling() or first is None or first.dim() < 2 or first.stride(-1) != 1:
         return None
     width, row = first.shape[-1], first.stride(-2)
+    for n, outer, inner in zip(first.shape[1:-1], first.stride()[:-2], first.stride()[1:-1], strict=True):
+        if outer != n * inner:  # not one row after the other
+            return None
     step = width * first.element_size()
     for i, tensor in enumerate(tensors):
         if (
@@ -49,7 +52,7 @@ def _slots(tensors: Sequence[Tensor | None]) -> Tensor | None:
         ):
             return None
     tokens = first.numel() // width
-    if row < len(tensors) * width or first.view(-1, width).stride() != (row, 1):
+    if row < len(tensors) * width:
         return None
     return first.as_strided((tokens, len(tensors), width), (row, width, 1))
 

@@ -26,6 +26,7 @@ from repro.train.callbacks import Recorder
 from repro.train.mirror import Mirror
 from repro.train.optim import build_optimizer
 from repro.train.paths import resolve_path
+from repro.train.process import keep_compiled
 from repro.train.results import account, subset_row, write_meta, write_results
 from repro.train.schedule import Schedule, build_schedule
 from repro.train.trainer import build_trainer, diverged_step, fit, reason
@@ -160,6 +161,8 @@ def _unreadable(run: Run, state: str) -> str | None:
 def _train(config: DictConfig, parts: Parts, run: Run, say: Say) -> Outcome:
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     runtime, budget = plain["runtime"], plain["budget"]
+    if runtime["compile"]:
+        keep_compiled(resolve_path(config, config.paths.compiled))
     decoder = build_decoder(config)
     module = LitDecoder(
         decoder,

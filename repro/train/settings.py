@@ -101,6 +101,7 @@ RULES: dict[str, Rule] = {
     "paths.runs": _TEXT,
     "paths.data": _TEXT,
     "paths.results": _TEXT,
+    "paths.compiled": _TEXT,
 }  # fmt: skip
 NODES = ("budget", "optim", "evaluation", "trainer", "runtime", "logger", "paths")
 

@@ -255,9 +255,12 @@ def read_backward(
     view = rows.as_rows([*sources, grad, mixed, *([query] if per_token else [])])
     tile = rows.row_tile(width, heads, per_thread=8)
     parts = rows.chunks(num)
-    # h is rounded, so delta = g . h is not quite the sum of a (g . v). It is good enough for the sources,
-    # but what remains of the query's gradient can be smaller; that takes the difference back at the end.
-    correct = first.dtype != wide and act != "sigmoid" and not alone
+    # h is rounded (in float32 too: a sharp query's gradient loses digits), so delta = g . h is not quite the
+    # sum of a (g . v). It is good enough for the sources, but what remains of the query's gradient can be
+    # smaller; that takes the difference back at the end.
+    # Chained launches carry it, which float32 does without.
+    correct = wide == torch.float32 and act != "sigmoid" and not alone
+    correct = correct and (first.dtype != wide or len(parts) == 1)
     carried = correct and len(parts) > 1
     blocks = -(-view.num // tile.rows)
     if per_token:

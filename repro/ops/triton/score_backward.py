@@ -107,7 +107,7 @@ def score_backward_kernel(
         b_back = tl.zeros([B_ROWS, B_CHANNELS], WIDE)
         for part in tl.static_range(PARTS):
             # [rows, queries]
-            p_part = p_raw + part * s_part + head * s_h + row[:, None] * s_m + query[None, :]
+            p_part = p_raw + part * s_part + head.to(tl.int64) * s_h + row[:, None] * s_m + query[None, :]
             b_raw = tl.load(p_part, mask=m_row[:, None] & m_query[None, :], other=0.0)
             if b_back.dtype == tl.float64:
                 b_back += tl.sum(b_raw[:, :, None] * queries[0][None, :, :], axis=1)
