@@ -28,9 +28,9 @@ from repro.ops.precision import full_precision
 
 QUERIES = ("learned", "latest_source", "mixed_state")
 QUERY_NORMS = ("unit", "rms", "none")
-#: Two-phase execution: reads that one pass over the history serves, at least, outer and inner (measured on a
-#: CPU); and for Full by kernels, which move the fewest bytes so (L = 128: `make traffic`).
-READS_PER_GROUP, READS_PER_GROUP_OF_KERNELS = (8, 4), (16, 4)
+#: Two-phase execution: reads that one pass over the history serves, at least, outer and inner. Fastest on a
+#: CPU as measured, and what moves the fewest bytes in kernels (Full, L = 128: `make traffic`).
+READS_PER_GROUP = (16, 4)
 
 
 class AttnResState(NamedTuple):
@@ -124,10 +124,7 @@ class AttnRes(DepthMixer):
             self.execution = "score_on_write"  # the reads of a group would see different histories
         two_phase = self.execution == "two_phase"
         # Plain tuples, so that a pass looks things up and torch.compile sees constants.
-        kernels = self.backend == "triton" or (self.backend == "auto" and torch.cuda.is_available())
-        full = len(self.plan.ends) == self.num_sublayers
-        reads_per_group = READS_PER_GROUP_OF_KERNELS if kernels and full else READS_PER_GROUP
-        self._levels = self.plan.levels(reads_per_group) if two_phase else ()
+        self._levels = self.plan.levels(READS_PER_GROUP) if two_phase else ()
         self._num_reads = self.num_sublayers + self.output_read
         reads = range(self.num_sublayers + 1)
         self._visible = tuple(tuple(self.plan.visible(l)) for l in reads)

@@ -15,12 +15,14 @@ from torch import Tensor
 from repro.ops.eager import chain, dots, head_sums, spread
 from repro.ops.reference import compute_dtype
 
-#: Products of a history, sources times reads, from which one batched product beats chains (measured).
-BATCHED_FROM = 8
+#: Sources of a history from which one batched product for its reads beats chains (measured).
+BATCHED_FROM = 6
+#: Tokens times width that one step of a batched product's gradient takes: its operands stay in cache.
+CHANNELS_AT_ONCE = 2**16
 
 
 def _batched(num_sources: int, reads: int, heads: int) -> bool:
-    return heads == 1 and reads > 1 and num_sources * reads >= BATCHED_FROM
+    return heads == 1 and reads > 1 and num_sources >= BATCHED_FROM
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
@@ -33,28 +35,34 @@ def _rows(scalars: Tensor) -> Tensor:
     return scalars.movedim(0, -2).reshape(-1, scalars.shape[0], scalars.shape[-1])
 
 
-def _slots(tensors: Sequence[Tensor | None]) -> Tensor | None:
-    """[tokens, n, D] without a copy, where the tensors are the first slots of one such stack; else None."""
-    first = tensors[0]
-    if torch.compiler.is_compiling() or first is None or first.dim() < 2 or first.stride(-1) != 1:
-        return None
-    width, row = first.shape[-1], first.stride(-2)
-    for n, outer, inner in zip(first.shape[1:-1], first.stride()[:-2], first.stride()[1:-1], strict=True):
-        if outer != n * inner:  # not one row after the other
-            return None
-    step = width * first.element_size()
-    for i, tensor in enumerate(tensors):
-        if (
-            tensor is None
-            or tensor.stride() != first.stride()
-            or tensor.data_ptr() != first.data_ptr() + i * step
-            or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
-        ):
-            return None
-    tokens = first.numel() // width
-    if row < len(tensors) * width:
-        return None
-    return first.as_strided((tokens, len(tensors), width), (row, width, 1))
+def _batched_backward(
+    values: Sequence[Tensor], upstream: Sequence[Tensor], weights: Tensor, grads_in: Sequence[Tensor | None]
+) -> tuple[Tensor, list[Tensor]]:
+    """Products [tokens, n, Q] of sources and gradients, and gradients of the sources on top of grads_in.
+
+    weights: [tokens, n, Q]. Some tokens at a time, so that stacks and products of one step stay in cache.
+    """
+    shape, width = values[0].shape, values[0].shape[-1]
+    if torch.compiler.is_compiling():  # writing into slices is not traced
+        flat = _stacked(upstream)
+        parts = [part.view(shape) for part in torch.bmm(weights, flat).unbind(1)]
+        back = [a if b is None else a + b for a, b in zip(parts, grads_in, strict=True)]
+        return torch.bmm(_stacked(values), flat.mT), back
+    sources, grads = ([x.reshape(-1, width) for x in tensors] for tensors in (values, upstream))
+    given = [None if grad is None else grad.reshape(-1, width) for grad in grads_in]
+    products = torch.empty_like(weights)
+    back = [torch.empty_like(source) for source in sources]
+    size = max(64, CHANNELS_AT_ONCE // width)
+    for cut in (slice(begin, begin + size) for begin in range(0, len(weights), size)):
+        flat = torch.stack([grad[cut] for grad in grads], 1)
+        torch.bmm(torch.stack([source[cut] for source in sources], 1), flat.mT, out=products[cut])
+        for i, part in enumerate(torch.bmm(weights[cut], flat).unbind(1)):
+            grad = given[i]
+            if grad is None:
+                back[i][cut] = part
+            else:
+                torch.add(part, grad[cut], out=back[i][cut])
+    return products, [part.view(shape) for part in back]
 
 
 def mix_forward(
@@ -135,22 +143,10 @@ def mix_backward(
     upstream = [grad.to(wide) for grad in grads]
     values = [source.to(wide) for source in sources]
     if _batched(len(values), reads, heads):
-        flat = _stacked(upstream)
-        products = torch.bmm(_stacked(values), flat.mT).view(*z.shape[1:-2], len(values), reads, 1)
-        products = products.movedim(-3, 0)
-        coefficients = _rows(weights.squeeze(-1))
-        slots = _slots(grads_in)
-        own_parts = (
-            torch.bmm(coefficients, flat) if slots is None else torch.baddbmm(slots, coefficients, flat)
-        ).unbind(1)
-        if slots is not None:
-            grads_in = [None] * len(values)
-        back = [
-            part.view(values[0].shape).to(source.dtype)
-            if grad is None
-            else (part.view(grad.shape) + grad).to(source.dtype)
-            for part, grad, source in zip(own_parts, grads_in, sources, strict=True)
-        ]
+        wide_in = [None if grad is None else grad.to(wide) for grad in grads_in]
+        found, parts = _batched_backward(values, upstream, _rows(weights.squeeze(-1)), wide_in)
+        products = found.view(*z.shape[1:-2], len(values), reads, 1).movedim(-3, 0)
+        back = [part.to(source.dtype) for part, source in zip(parts, sources, strict=True)]
     else:
         products = torch.stack([dots(values, grad, heads) for grad in upstream], -2)
         back = []

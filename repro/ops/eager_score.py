@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from repro.ops.eager import inverse_rms, norm_pullback
-from repro.ops.matmul import product, transposed_product
+from repro.ops.matmul import product
 from repro.ops.reference import compute_dtype, split_heads
 
 
@@ -49,10 +49,11 @@ def score_backward(
     width, rows = value.shape[-1], value.reshape(-1, value.shape[-1])
     if heads == 1:
         flat = raw.reshape(-1, raw.shape[-2])
-        back = product(flat, wide.T)
-        if grad_in is not None:
-            back += grad_in.reshape(-1, width)
-        grad_queries = transposed_product(flat, rows)
+        if grad_in is None:
+            back = flat @ wide
+        else:
+            back = torch.addmm(grad_in.reshape(-1, width).to(dtype), flat, wide)
+        grad_queries = flat.T @ rows
     else:
         back = torch.einsum("...rh,rhd->...hd", raw, split_heads(wide, heads)).reshape(-1, width)
         if grad_in is not None:
