@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.depth.attnres import READS_PER_GROUP, AttnRes
+from repro.depth.attnres import READS_PER_GROUP, READS_PER_GROUP_OF_FULL, AttnRes
 from repro.depth.boundaries import SourcePlan
 from tests.gold import walk
 from tests.toy import normal
@@ -110,7 +110,8 @@ def test_the_mixer_makes_these_mixes(
     mixer = AttnRes(num_sublayers, 4, block_size=block_size, execution="two_phase")
     walk(mixer, normal("embedding", 2, 4), [normal(f"output {l}", 2, 4) for l in range(num_sublayers)])
     ends = (*range(block_size, num_sublayers, block_size), num_sublayers)
-    expected = mixes(ends, SourcePlan(ends).levels(READS_PER_GROUP), num_sublayers + 1)
+    sizes = READS_PER_GROUP_OF_FULL if len(ends) == num_sublayers else READS_PER_GROUP
+    expected = mixes(ends, SourcePlan(ends).levels(sizes), num_sublayers + 1)
     assert made == [(start, list(sources), len(reads)) for start, sources, reads in expected]
 
 

@@ -28,9 +28,9 @@ from repro.ops.precision import full_precision
 
 QUERIES = ("learned", "latest_source", "mixed_state")
 QUERY_NORMS = ("unit", "rms", "none")
-#: Two-phase execution: reads that one pass over the history serves, at least, outer and inner. Fastest on a
-#: CPU as measured, and what moves the fewest bytes in kernels (Full, L = 128: `make traffic`).
-READS_PER_GROUP = (16, 4)
+#: Two-phase execution: reads that one pass over the history serves, at least, outer and inner; of blocks, and
+#: where every output is a source. Kernels move the fewest bytes so (`make traffic`), CPUs are indifferent.
+READS_PER_GROUP, READS_PER_GROUP_OF_FULL = (8, 4), (16, 4)
 
 
 class AttnResState(NamedTuple):
@@ -124,7 +124,9 @@ class AttnRes(DepthMixer):
             self.execution = "score_on_write"  # the reads of a group would see different histories
         two_phase = self.execution == "two_phase"
         # Plain tuples, so that a pass looks things up and torch.compile sees constants.
-        self._levels = self.plan.levels(READS_PER_GROUP) if two_phase else ()
+        full = len(self.plan.ends) == self.num_sublayers
+        sizes = READS_PER_GROUP_OF_FULL if full else READS_PER_GROUP
+        self._levels = self.plan.levels(sizes) if two_phase else ()
         self._num_reads = self.num_sublayers + self.output_read
         reads = range(self.num_sublayers + 1)
         self._visible = tuple(tuple(self.plan.visible(l)) for l in reads)
