@@ -131,3 +131,16 @@ def test_torch_compile_sees_one_graph(options: dict[str, Any]) -> None:
     compiled = torch.compile(lambda *x: walk(mixer, x[0], list(x[1:])), backend="eager", fullgraph=True)
     for a, b in zip(compiled(*sources), walk(mixer, sources[0], sources[1:]), strict=True):
         assert error(a, b) < 1e-6
+
+
+@pytest.mark.filterwarnings("error:Dynamo detected")
+@pytest.mark.parametrize("options", [{"block_size": 2}, {}], ids=str)
+def test_torch_compile_sees_one_graph_without_gradients_too(options: dict[str, Any]) -> None:
+    """As in validation: a forward with as many arguments as named parameters once lost its context there."""
+    mixer = build(9, **options, execution="two_phase")
+    embedding, *outputs = (normal(f"source {i}", 1, 2, WIDTH) for i in range(10))
+    with torch.no_grad():
+        expected = walk(mixer, embedding, outputs)
+        compiled = torch.compile(lambda *x: walk(mixer, x[0], list(x[1:])), backend="eager", fullgraph=True)
+        for a, b in zip(compiled(embedding, *outputs), expected, strict=True):
+            assert error(a, b) < 1e-12

@@ -282,3 +282,11 @@ def test_shapes_without_data() -> None:
         assert mixed.shape == sources[0].shape
         assert weights.shape == (3, 2, *sources[0].shape[:2])
         assert stats.o.shape == (5, *sources[0].shape)
+
+
+def test_two_sources_are_one_graph_without_gradients() -> None:
+    sources, query = [normal("a", 2, 4), normal("b", 2, 4)], normal("query", 4)
+    with torch.no_grad():
+        compiled = torch.compile(lambda *x: ops.depth_mix(x, query), backend="eager", fullgraph=True)
+        for a, b in zip(compiled(*sources), ops.depth_mix(sources, query), strict=True):
+            assert close(a, b, 1e-12)

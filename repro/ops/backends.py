@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,23 +42,26 @@ def pick(name: str, device: torch.device | str) -> str:
     return name
 
 
-@cache
-def load(name: str) -> Backend:
-    """The operations of a picked backend."""
-    if name == "reference":
-        return Backend(reference.depth_mix, reference.score, reference.mix, reference.merge)
-    if name == "eager":
-        return _by_phases(eager.depth_mix, eager_phases)
-    if name == "triton":
-        from repro.ops import triton  # only here: no other backend needs the package
-
-        return _by_phases(triton.depth_mix, triton)
-    from repro.ops import peers  # only here: it loads what keeps torch.compile out
-
-    return Backend(peers.READS[name])
-
-
 def _by_phases(depth_mix: Callable[..., Any], raw: Any) -> Backend:
     return Backend(
         depth_mix, partial(phases.score, raw), partial(phases.mix, raw), partial(phases.merge, raw)
     )
+
+
+_LOADED = {
+    "reference": Backend(reference.depth_mix, reference.score, reference.mix, reference.merge),
+    "eager": _by_phases(eager.depth_mix, eager_phases),
+}
+
+
+def load(name: str) -> Backend:
+    """The operations of a picked backend; those that need a package are loaded when first asked for."""
+    if name not in _LOADED and name == "triton":
+        from repro.ops import triton
+
+        _LOADED[name] = _by_phases(triton.depth_mix, triton)
+    if name not in _LOADED:
+        from repro.ops import peers
+
+        _LOADED[name] = Backend(peers.READS[name])
+    return _LOADED[name]

@@ -100,9 +100,8 @@ class _Read(torch.autograd.Function):
     """One read, scores and mix together; the query is [D], or [..., D] where it depends on the input."""
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, act: str, heads: int, groups: int, eps: float, *sources: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        query, act, heads, groups, eps, *sources = arguments  # one tuple, as in `phases`
         wide = compute_dtype(query, *sources)
         values, folded = [source.to(wide) for source in sources], query.to(wide)
         # [D, H]: a learned query is a matrix with each head's channels in a column of its own.

@@ -118,7 +118,10 @@ class _Mix(torch.autograd.Function):
     """Takes sources, logits, (mixed, lse, message) of each prior; gives these of each read, and sources."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        # All in one tuple: where nothing needs a gradient, torch.compile takes a forward with as many named
+        # parameters as there are arguments for one without ctx.
+        call, *tensors = arguments
         ctx.set_materialize_grads(False)
         num = call.num_sources
         sources, logits, parts = tensors[:num], tensors[num : 2 * num], tensors[2 * num :]
