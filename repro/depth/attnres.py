@@ -23,7 +23,7 @@ from repro import ops
 from repro.depth.base import BACKENDS, DepthMixer, tagged
 from repro.depth.boundaries import is_whole, source_plan
 from repro.errors import ConfigError
-from repro.ops import History
+from repro.ops import Backend, History
 from repro.ops.precision import full_precision
 
 QUERIES = ("learned", "latest_source", "mixed_state")
@@ -45,6 +45,7 @@ class AttnResState(NamedTuple):
     scores: tuple[dict[int, Tensor], ...] = ()  # per source: first read of a piece -> logits [..., R, H]
     ahead: dict[int, History] | None = None  # read -> what was mixed ahead for it
     mixed: Tensor | None = None  # what the previous sublayer read
+    ops: Backend | None = None  # picked once a pass; its arguments are ours, so that nothing checks them
 
 
 class AttnRes(DepthMixer):
@@ -144,7 +145,10 @@ class AttnRes(DepthMixer):
             return state._replace(projections=self.query_projections.unbind(0))
         queries = self._folded_queries()
         state = state._replace(queries=queries.unbind(0), stacked=queries)
-        return state if self.execution == "per_read" else self._add_source(state, embedding, None)
+        if self.execution == "per_read":
+            return state
+        state = state._replace(ops=ops.backend_for(self.backend, embedding.device))
+        return self._add_source(state, embedding, None)
 
     def read(self, state: AttnResState, l: int) -> tuple[Tensor, AttnResState]:
         if self.execution == "per_read":
@@ -231,7 +235,9 @@ class AttnRes(DepthMixer):
             contiguous = reads[-1] - reads[0] + 1 == len(reads)
             rows = state.stacked[reads[0] : reads[-1] + 1] if contiguous else state.stacked[list(reads)]
             addend = None if partial is None else output
-            logits, source = ops.score(source, rows, self._keys, addend=addend, backend=self.backend)
+            assert state.ops is not None
+            with full_precision(source.device):
+                logits, source = state.ops.score(source, rows, self._keys, addend)
             if self.act == "sigmoid_normalized":  # a softmax of log-sigmoids: no further case below
                 logits = ops.log_sigmoid(logits)
             parts = logits.split([size for _, size in pieces], -2)
@@ -269,15 +275,16 @@ class AttnRes(DepthMixer):
         continued: Sequence[bool],
     ) -> tuple[list[History], AttnResState]:
         """Some sources on top of the priors; the state goes on with what the mix returns of them."""
-        histories, passed = ops.mix(
-            [state.sources[i] for i in sources],
-            [state.scores[i][piece] for i in sources],
-            priors,
-            act=self._mix_act,
-            dtype=dtype,
-            continued=continued,
-            backend=self.backend,
-        )
+        assert state.ops is not None
+        with full_precision(state.sources[0].device):
+            histories, passed = state.ops.mix(
+                [state.sources[i] for i in sources],
+                [state.scores[i][piece] for i in sources],
+                priors,
+                act=self._mix_act,
+                dtype=dtype,
+                continued=continued,
+            )
         kept = list(state.sources)
         for i, source in zip(sources, passed, strict=True):
             kept[i] = source
@@ -307,15 +314,11 @@ class AttnRes(DepthMixer):
         assert state.latest is not None
         assert state.stacked is not None
         if self.act != "sigmoid_normalized":
-            return ops.merge(
-                prior,
-                state.partial,
-                state.latest,
-                state.queries[l],
-                self._keys,
-                act=self._mix_act,
-                backend=self.backend,
-            )
+            assert state.ops is not None
+            with full_precision(state.latest.device):
+                return state.ops.merge(
+                    prior, state.partial, state.latest, state.queries[l], self._keys, self._mix_act
+                )
         source = state.latest if state.partial is None else state.partial
         addend = None if state.partial is None else state.latest
         logits, source = ops.score(

@@ -26,10 +26,12 @@ __all__ = [
     "ACTS",
     "BACKENDS",
     "SINGLE_READS",
+    "Backend",
     "History",
     "Norm",
     "Stats",
     "attend_with_stats",
+    "backend_for",
     "depth_mix",
     "key_normalisation",
     "log_sigmoid",
@@ -45,11 +47,12 @@ __all__ = [
 ACTS = ("softmax", "sigmoid", "sigmoid_normalized")
 
 
-def _backend(name: str, device: torch.device, phases: bool = False) -> Backend:
-    found = load(pick(name, device))
-    if phases and found.score is None:
+def backend_for(name: str, device: torch.device, *, phases: bool = True) -> Backend:
+    """The operations that `name` means on a device, unchecked; ValueError where it cannot run."""
+    picked = pick(name, device)
+    if phases and picked in SINGLE_READS:
         raise ValueError(f"backend {name!r} computes single reads only (depth_mix), not their phases")
-    return found
+    return load(picked)
 
 
 def _check_sources(sources: Sequence[Tensor]) -> Tensor:
@@ -114,7 +117,7 @@ def depth_mix(
     through, in float32, and their weights carry no gradient. ValueError on anything else. Eqs. 2 to 4.
     """
     first = _check_sources(sources)
-    module = _backend(backend, first.device)
+    module = backend_for(backend, first.device, phases=False)
     width = first.shape[-1]
     _check_like("query", query, [(width,), tuple(first.shape)], first)
     if key_weight is not None:
@@ -145,7 +148,7 @@ def attend_with_stats(
     `depth_mix`.
     """
     first = _check_sources(sources)
-    module = _backend(backend, first.device, phases=True)
+    module = backend_for(backend, first.device)
     width = first.shape[-1]
     _check_like("queries", queries, [(queries.shape[0] if queries.dim() else 1, width)], first)
     if key_weight is not None:
@@ -198,9 +201,9 @@ def score(
     width = first.shape[-1]
     _check_like("queries", queries, [(queries.shape[0] if queries.dim() else 1, width)], first)
     _check_options(width, norm.heads, norm.eps)
-    found = _backend(backend, first.device, phases=True)
+    found = backend_for(backend, first.device)
     with full_precision(first.device):
-        return found.score(source, queries, norm, addend)  # type: ignore[misc]
+        return found.score(source, queries, norm, addend)
 
 
 def mix(
@@ -249,9 +252,9 @@ def mix(
         _check_like("prior.mixed", prior.mixed, [tuple(shape)], first)
         _check_like("prior.lse", prior.lse, [(*shape[:-1], heads)], first)
     _check_options(shape[-1], heads, 0.0)
-    found = _backend(backend, sources[0].device, phases=True)
+    found = backend_for(backend, sources[0].device)
     with full_precision(sources[0].device):
-        return found.mix(sources, logits, priors, act=act, dtype=dtype, continued=continued)  # type: ignore[misc]
+        return found.mix(sources, logits, priors, act=act, dtype=dtype, continued=continued)
 
 
 def _check_priors(priors: Sequence[History]) -> None:
@@ -284,6 +287,6 @@ def merge(
     if act not in ("softmax", "sigmoid"):
         raise ValueError(f"act {act!r} is not one of softmax, sigmoid")
     _check_options(width, norm.heads, norm.eps)
-    found = _backend(backend, first.device, phases=True)
+    found = backend_for(backend, first.device)
     with full_precision(first.device):
-        return found.merge(prior, partial, output, query, norm, act)  # type: ignore[misc]
+        return found.merge(prior, partial, output, query, norm, act)

@@ -18,14 +18,18 @@ BACKENDS = ("auto", "reference", "eager", "triton", "fla", "liger")
 SINGLE_READS = tuple(packages.PACKAGES)
 
 
+def _no_phases(*_: Any, **__: Any) -> Any:
+    raise ValueError("this backend computes single reads only (depth_mix), not their phases")
+
+
 @dataclass(frozen=True)
 class Backend:
-    """Operations of one backend, as `reference` defines them; None where it has single reads only."""
+    """Operations of one backend, as `reference` defines them; `SINGLE_READS` have the first alone."""
 
     depth_mix: Callable[..., Any]
-    score: Callable[..., Any] | None = None
-    mix: Callable[..., Any] | None = None
-    merge: Callable[..., Any] | None = None
+    score: Callable[..., Any] = _no_phases
+    mix: Callable[..., Any] = _no_phases
+    merge: Callable[..., Any] = _no_phases
 
 
 def pick(name: str, device: torch.device | str) -> str:

@@ -62,7 +62,7 @@ def norm_pullback(grad: Tensor, source: Tensor, inverse: Tensor, product: Tensor
     product: [..., H], sum over queries of gradient times logit; inverse: [..., 1 or H].
     """
     groups = inverse.shape[-1]
-    if groups == 1:
+    if groups == 1 and product.shape[-1] > 1:
         product = product.sum(-1, keepdim=True)
     size = source.shape[-1] // groups
     return grad.addcmul_(source, spread(product * inverse.square(), source.shape[-1]), value=-1.0 / size)

@@ -36,15 +36,13 @@ def attend_with_stats(
     The largest logit is differentiated like the rest, by autograd.
     """
     folded = fold(queries, key_weight)
-    scored = [backend.score(source, folded, norm) for source in sources]  # type: ignore[misc]
+    scored = [backend.score(source, folded, norm) for source in sources]
     z = torch.stack([logits for logits, _ in scored])  # [S, ..., Q, H]
     m = z.amax(0)
     e = torch.exp(z - m)
     values = [value for _, value in scored]
     plain = [False] * len(queries)
-    histories, _ = backend.mix(  # type: ignore[misc]
-        values, e.unbind(0), act="linear", dtype=e.dtype, continued=plain
-    )
+    histories, _ = backend.mix(values, e.unbind(0), act="linear", dtype=e.dtype, continued=plain)
     o = torch.stack([history.mixed for history in histories])
     # [..., Q, H] -> the public layout with queries and heads first.
     return Stats(o, m.movedim((-2, -1), (0, 1)), e.sum(0).movedim((-2, -1), (0, 1)))
