@@ -6,8 +6,11 @@ import os
 from pathlib import Path
 
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from repro.train import resources
+
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def prepare() -> None:
@@ -17,8 +20,10 @@ def prepare() -> None:
 
 
 def keep_compiled(directory: Path) -> None:
-    """Keep what torch.compile makes in a directory that outlives the process, unless one is named already.
+    """Keep what torch.compile makes in a directory that outlives the process, unless the user named one.
 
-    torch's own default is the system's temporary directory. To be called before the first compilation.
+    To be called before the first compilation. torch names its own default, in the system's temporary
+    directory, in the environment as soon as it is asked for it.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(directory))
+    if os.environ.get(COMPILED, default_cache_dir()) == default_cache_dir():
+        os.environ[COMPILED] = str(directory)
