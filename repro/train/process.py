@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from repro.train import resources
 
@@ -25,5 +24,7 @@ def keep_compiled(directory: Path) -> None:
     To be called before the first compilation. torch names its own default, in the system's temporary
     directory, in the environment as soon as it is asked for it.
     """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # here: it loads the compiler
+
     if os.environ.get(COMPILED, default_cache_dir()) == default_cache_dir():
         os.environ[COMPILED] = str(directory)
