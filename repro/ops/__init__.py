@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from repro.ops import stats
-from repro.ops.backends import BACKENDS, SINGLE_READS, Backend, load, pick
-from repro.ops.history import History, Norm
+from repro.ops.backends import BACKENDS, SINGLE_READS, Backend, backend_for, pick
+from repro.ops.history import History, Norm, key_groups
 from repro.ops.packages import refusal
 from repro.ops.precision import full_precision
 from repro.ops.reference import log_sigmoid
@@ -45,14 +45,6 @@ __all__ = [
 ]
 
 ACTS = ("softmax", "sigmoid", "sigmoid_normalized")
-
-
-def backend_for(name: str, device: torch.device, *, phases: bool = True) -> Backend:
-    """The operations that `name` means on a device, unchecked; ValueError where it cannot run."""
-    picked = pick(name, device)
-    if phases and picked in SINGLE_READS:
-        raise ValueError(f"backend {name!r} computes single reads only (depth_mix), not their phases")
-    return load(picked)
 
 
 def _check_sources(sources: Sequence[Tensor]) -> Tensor:
@@ -117,7 +109,7 @@ def depth_mix(
     through, in float32, and their weights carry no gradient. ValueError on anything else. Eqs. 2 to 4.
     """
     first = _check_sources(sources)
-    module = backend_for(backend, first.device, phases=False)
+    module = backend_for(backend, first.device)
     width = first.shape[-1]
     _check_like("query", query, [(width,), tuple(first.shape)], first)
     if key_weight is not None:
@@ -172,7 +164,7 @@ def merge_stats(a: Stats, b: Stats) -> Stats:
 
 def key_normalisation(key_norm: bool, heads: int, head_norm: bool, eps: float) -> Norm:
     """The options of `depth_mix` as the phases take them."""
-    return Norm(heads, 0 if not key_norm else heads if head_norm else 1, eps)
+    return Norm(heads, key_groups(key_norm, heads, head_norm), eps)
 
 
 def _checked(norm: Norm | None) -> Norm:

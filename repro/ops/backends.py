@@ -18,18 +18,18 @@ BACKENDS = ("auto", "reference", "eager", "triton", "fla", "liger")
 SINGLE_READS = tuple(packages.PACKAGES)
 
 
-def _no_phases(*_: Any, **__: Any) -> Any:
-    raise ValueError("this backend computes single reads only (depth_mix), not their phases")
+def _no_phases(name: str, *_: Any, **__: Any) -> Any:
+    raise ValueError(f"backend {name!r} computes single reads only (depth_mix), not their phases")
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Operations of one backend, as `reference` defines them; `SINGLE_READS` have the first alone."""
+    """Operations of one backend, as `reference` defines them; of `SINGLE_READS` all but the first refuse."""
 
     depth_mix: Callable[..., Any]
-    score: Callable[..., Any] = _no_phases
-    mix: Callable[..., Any] = _no_phases
-    merge: Callable[..., Any] = _no_phases
+    score: Callable[..., Any]
+    mix: Callable[..., Any]
+    merge: Callable[..., Any]
 
 
 def pick(name: str, device: torch.device | str) -> str:
@@ -67,5 +67,11 @@ def load(name: str) -> Backend:
     if name not in _LOADED:
         from repro.ops import peers
 
-        _LOADED[name] = Backend(peers.READS[name])
+        refuse = partial(_no_phases, name)
+        _LOADED[name] = Backend(peers.READS[name], refuse, refuse, refuse)
     return _LOADED[name]
+
+
+def backend_for(name: str, device: torch.device) -> Backend:
+    """The operations that `name` means on a device, unchecked; ValueError where it cannot run."""
+    return load(pick(name, device))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from repro.ops.history import key_groups
 from repro.ops.precision import full_precision
 from repro.ops.reference import compute_dtype, fold, split_heads
 
@@ -149,13 +150,6 @@ class _Read(torch.autograd.Function):
         return grad_query.to(query.dtype), None, None, None, None, *grad_sources
 
 
-def _groups(key_norm: bool, heads: int, head_norm: bool) -> int:
-    """Number of RMS per key: 0 without key norm, 1 over the width, H per head."""
-    if not key_norm:
-        return 0
-    return heads if head_norm else 1
-
-
 def depth_mix(
     sources: Sequence[Tensor],
     query: Tensor,
@@ -168,6 +162,6 @@ def depth_mix(
     eps: float = 1e-8,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.depth_mix`."""
-    groups = _groups(key_norm, heads, head_norm)
+    groups = key_groups(key_norm, heads, head_norm)
     mixed, weights = _Read.apply(fold(query, key_weight), act, heads, groups, eps, *sources)
     return mixed, weights.movedim(-1, 1)

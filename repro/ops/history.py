@@ -26,3 +26,10 @@ class Norm(NamedTuple):
     heads: int = 1
     groups: int = 1
     eps: float = 1e-8
+
+
+def key_groups(key_norm: bool, heads: int, head_norm: bool) -> int:
+    """Number of RMS per key, of the options of `depth_mix`."""
+    if not key_norm:
+        return 0
+    return heads if head_norm else 1

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from repro.ops.history import key_groups
 from repro.ops.reference import compute_dtype, fold, log_sigmoid
 from repro.ops.triton.read import read_forward
 from repro.ops.triton.read_backward import read_backward as gradients
@@ -133,7 +134,7 @@ def depth_mix(
     eps: float = 1e-8,
 ) -> tuple[Tensor, Tensor]:
     """As `reference.depth_mix`, in one kernel."""
-    groups = 0 if not key_norm else heads if head_norm else 1
+    groups = key_groups(key_norm, heads, head_norm)
     mixed, z, _, _ = read(list(sources), fold(query, key_weight), act, heads, groups, eps)
     if act == "sigmoid":
         weights = torch.sigmoid(z)
