@@ -185,3 +185,17 @@ def test_a_forced_rerun_keeps_the_earlier_result(run: Run) -> None:
         assert run.read_metrics() == []
         assert not run.checkpoint.exists()
     assert run.config["seed"] == 3
+
+
+def test_what_a_killed_process_was_writing_is_no_record(run: Run) -> None:
+    """A half-written temporary file beside whole records: nothing is damaged, nothing starts again."""
+    run.append_metrics({"step": 0, "loss": 1.0})
+    run.append_snapshot("depth_weights", 0, mean=[1.0])
+    run.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    run.checkpoint.write_bytes(b"whole")
+    (run.directory / ".tmp-0123456789ab-depth_weights.npz").write_bytes(b"")
+    counts = run.counts()
+    assert counts == {"metrics.jsonl": 1, "depth_weights.npz": 1}
+    assert run.cut_after(0, counts)
+    assert run.checkpoint.read_bytes() == b"whole"
+    assert not list(run.directory.glob("*.corrupt-*"))

@@ -211,7 +211,7 @@ class Run:
                 self.checkpoint,
                 self.metrics_path,
                 self.timings_path,
-                *self.directory.glob("*.npz"),
+                *self.files("*.npz"),
             ):
                 self.keep_aside(path, "does not fit the damaged records")
             return False
@@ -234,9 +234,7 @@ class Run:
             # Without a checkpoint there is nothing to go on with, without a status nothing to return: in this
             # order a process killed in between leaves a finished run or a new one.
             first = [self.checkpoint.parent, self.status_path]
-            records = [
-                p for kind in ("*.json", "*.jsonl", "*.npz") for p in sorted(self.directory.glob(kind))
-            ]
+            records = [p for kind in ("*.json", "*.jsonl", "*.npz") for p in self.files(kind)]
             for path in [*first, *records]:
                 with suppress(FileNotFoundError):
                     path.rename(aside / path.name)
@@ -274,8 +272,13 @@ class Run:
             self.keep_aside(path, str(error))
             return None
 
+    def files(self, kind: str) -> list[Path]:
+        """Records by pattern, without what a killed process was still writing."""
+        found = self.directory.glob(kind)
+        return sorted(path for path in found if not path.name.startswith(atomic.TEMPORARY))
+
     def _snapshot_files(self) -> Iterator[tuple[Path, npz.Arrays]]:
-        for path in sorted(self.directory.glob("*.npz")):
+        for path in self.files("*.npz"):
             found = npz.read_npz(path)
             if npz.is_snapshot_file(found):
                 yield path, found

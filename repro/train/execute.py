@@ -153,7 +153,7 @@ def _unreadable(run: Run, state: str) -> str | None:
         run.read_metrics()
     except DamagedRecord:
         return "metrics.jsonl"
-    names = {path.name for path in run.directory.glob("*.npz")}
+    names = {path.name for path in run.files("*.npz")}
     names |= {"val_losses.npz"} if state == "done" else set()
     return next((name for name in sorted(names) if run.read_arrays(name) is None), None)
 
