@@ -15,11 +15,18 @@ RUN     := $(VENV)/bin/python
 PEERS   := $(if $(wildcard .venv-peers/bin/python),.venv-peers/bin/python,$(RUN))
 STAMP   := $(VENV)/.installed
 
+# Every table and figure (experiments/<name>.py): what it needs is trained at SCALE, then it is rendered. TIMED
+# ones show step times beside the losses.
+ITEMS   := table1 table2 table3 table4 table5 fig3 fig4 fig5 fig6 fig7 fig8 fig9 multiplier downstream interventions eps tradeoff
+TIMED   := table4 fig6 tradeoff
+
 .DEFAULT_GOAL := help
-.PHONY: help setup data reproduce table4 fig6 init lr lr_fairness published kernels traffic bench gpu-check smoke conformance test lint clean
+.PHONY: help setup data reproduce $(ITEMS) init lr lr_fairness published kernels traffic bench gpu-check smoke conformance test lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
+	@echo "  items: $(ITEMS)"
+	@echo "         each is a target: what it needs is trained at SCALE, then it is rendered"
 	@echo "  knobs: SCALE=$(SCALE) (smoke quick cpu cpu_wide gpu published)  SEEDS=$(SEEDS) (as 1,2,3)  LAUNCHER=$(LAUNCHER) (basic joblib submitit_local submitit_slurm)"
 
 setup: $(STAMP)  ## create .venv with the pinned dependencies
@@ -37,11 +44,8 @@ data: $(STAMP)  ## build the default corpus (fetched once, never committed)
 reproduce: published table4  ## Table 4 end to end at SCALE=quick, beside the published numbers
 	@echo; echo "published: results/published/table4.* and fig6.*;  measured here: results/$(SCALE)/table4.*"
 
-table4: $(STAMP)  ## train what Table 4 needs at SCALE and render it
-	$(call item,table4)
-
-fig6: $(STAMP)  ## train what Fig. 6 needs at SCALE and render it
-	$(call item,fig6)
+$(ITEMS): $(STAMP)
+	$(call item,$@)
 
 init: $(STAMP)  ## which initialisation PreNorm prefers at SCALE, and the gap under each
 	$(call choice,init)
@@ -53,7 +57,7 @@ lr_fairness: $(STAMP)  ## the learning rate swept for each arm
 	$(call choice,lr_fairness)
 
 published: $(STAMP)  ## render every item from the paper's own numbers (no training)
-	$(RUN) -m repro.reproduce render table4 fig6 --scale published
+	$(RUN) -m repro.reproduce render all --scale published
 
 kernels: $(STAMP)  ## registers, spills and occupancy of every Triton kernel, compiled without a GPU
 	$(RUN) -m repro.bench.aot
@@ -90,10 +94,10 @@ clean:  ## remove caches; never runs, data or results
 # Train (unless SCALE=published), measure step times alone, render. A failed run (1) still gets its table, and
 # the target fails after it.
 define item
-@code=0; if [ "$(SCALE)" != published ]; then \
+@code=0; if [ "$(SCALE)" != published ] && [ -f conf/experiment/$(1).yaml ]; then \
   $(RUN) -m repro.train -m experiment=$(1) scale=$(SCALE) seed=$(SEEDS) hydra/launcher=$(LAUNCHER) || code=$$?; \
   test $$code -le 1 || exit $$code; \
-  $(RUN) -m repro.train.step_time experiment=$(1) scale=$(SCALE) || exit $$?; fi; \
+  if [ -n "$(filter $(1),$(TIMED))" ]; then $(RUN) -m repro.train.step_time experiment=$(1) scale=$(SCALE) || exit $$?; fi; fi; \
 $(RUN) -m repro.reproduce render $(1) --scale $(SCALE) || exit $$?; exit $$code
 endef
 

@@ -65,7 +65,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Rendered:
-    """An item from one source: csv records, tables for files and terminal, picture, runs, data for checks."""
+    """An item from one source: csv records, tables for files and terminal, picture, runs, data for checks.
+
+    Records with the keys ``arm``, ``row`` and ``status`` are traced row by row (``why``), others run by run.
+    """
 
     records: Sequence[Mapping[str, object]]
     text: Sequence[Table]
@@ -88,14 +91,15 @@ class PaperItem:
     """One table or figure.
 
     name: as typed (``table4``); claim: what the paper says, in our words; experiment:
-    ``conf/experiment/<name>.yaml``, which trains ``arms``; render: the item from one source; scales: where it
-    makes sense, empty for ``published`` and every file of ``conf/scale``; order: place in the list.
+    ``conf/experiment/<name>.yaml``, which trains ``arms``, or None where nothing is trained; render: the item
+    from one source; scales: where it makes sense, empty for ``published`` and every file of ``conf/scale``;
+    order: place in the list.
     """
 
     name: str
     title: str
     claim: str
-    experiment: str
+    experiment: str | None
     arms: tuple[str, ...]
     render: Callable[[Source], Rendered]
     checks: tuple[Check, ...] = ()

@@ -1,7 +1,7 @@
 """``python -m repro.reproduce``: tables and figures from the paper or from runs, and back to the config.
 
     list                          every item, and the scales that have runs
-    render ITEM... --scale S      results/S/ITEM.{csv,md,tex,svg,png,...} and the table on the terminal
+    render ITEM...|all --scale S  results/S/ITEM.{csv,md,tex,svg,png,...} and the table on the terminal
     show ITEM --scale S           the same on the terminal alone
     why ITEM [--scale S]          from each row to its runs, configs and the commands that make them again
     archive ITEM --scale S        copy the small records of the item's runs to results/S/runs, to be committed
@@ -88,7 +88,7 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _render(args: argparse.Namespace) -> None:
-    items = [find(name) for name in args.item]
+    items = _all(args.scale) if args.item == ["all"] else [find(name) for name in args.item]
     for item in items:
         source = _source(args, item, required=True)
         rendered = item.render(source)
@@ -114,6 +114,11 @@ def _render(args: argparse.Namespace) -> None:
         print(
             f"Where a number comes from: python -m repro.reproduce why {item.name} --scale {source.scale}\n"
         )
+
+
+def _all(scale: str | None) -> list[PaperItem]:
+    """Every item that this scale makes sense for."""
+    return [item for item in ITEMS.values() if not item.scales or scale in item.scales]
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -142,19 +147,28 @@ def _why(args: argparse.Namespace) -> None:
     if source.is_published:
         print("every number: experiments/published/ (README.md there says how each file was read)")
         return
+    if not {"arm", "row", "status"} <= set(rendered.records[0]):
+        for run in rendered.runs:
+            print(f"\n{run.arm}")
+            _print_run(run, source.scale)
+        return
     for record in rendered.records:
         arm = str(record["arm"])
         print(f"\n{record['row']}  ({record['status']})")
         runs = [run for run in rendered.runs if run.arm == arm]
         for run in runs:
-            loss = f"val loss {run.val_loss:.4f}" if run.status == "done" else "no result"
-            print(f"  run {run.run_id}  seed {run.seed_label}  {run.status}  {loss}")
-            print(f"    records     {shown(run.directory)}")
-            print(f"    config      {shown(run.directory / 'config.yaml')}")
-            print(f"    trained by  {_recorded_command(run.directory)}")
-            print(f"    again       {_command(run, source.scale)}")
+            _print_run(run, source.scale)
         if not runs:
             print(f"  no run: python -m repro.train arm={arm} scale={source.scale}")
+
+
+def _print_run(run: RunRow, scale: str) -> None:
+    loss = f"val loss {run.val_loss:.4f}" if run.status == "done" else "no result"
+    print(f"  run {run.run_id}  seed {run.seed_label}  {run.status}  {loss}")
+    print(f"    records     {shown(run.directory)}")
+    print(f"    config      {shown(run.directory / 'config.yaml')}")
+    print(f"    trained by  {_recorded_command(run.directory)}")
+    print(f"    again       {_command(run, scale)}")
 
 
 def _command(run: RunRow, scale: str) -> str:
