@@ -293,7 +293,9 @@ class AttnRes(DepthMixer):
     def _finish_read(self, state: AttnResState, l: int) -> tuple[Tensor, AttnResState]:
         """Phase 2: what no level has mixed, then the partial sum with the latest output."""
         dtype = state.sources[0].dtype
-        prior = (state.ahead or {}).get(l)
+        ahead = dict(state.ahead or {})
+        prior = ahead.pop(l, None)  # and not kept: a merge saves its read instead
+        state = state._replace(ahead=ahead)
         rest = self._visible[l][self._covered(l, len(self._levels)) :]
         if rest:
             open_block = state.latest is not None

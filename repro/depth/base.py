@@ -37,10 +37,10 @@ def tagged(value: Tensor, group: str) -> nn.Parameter:
     return parameter
 
 
-def pick_backend(name: str, device: torch.device | str) -> str:
+def pick_backend(name: str, device: torch.device | str, compiled: bool = False) -> str:
     """The backend of `repro.ops` that `runtime.backend` means on a device; ConfigError if it cannot run."""
     try:
-        return ops.pick(name, device)
+        return ops.pick(name, device, compiled)
     except ValueError as error:
         raise ConfigError("runtime.backend", name, f"one that can run here ({error})") from error
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from repro.ops import eager, eager_phases, packages, phases, reference
+from repro.ops import eager, eager_phases, native, packages, phases, reference
 
 #: What `runtime.backend` may be.
-BACKENDS = ("auto", "reference", "eager", "triton", "fla", "liger")
+BACKENDS = ("auto", "reference", "eager", "native", "triton", "fla", "liger")
 #: Those that compute single reads only, and need their packages.
 SINGLE_READS = tuple(packages.PACKAGES)
 
@@ -32,18 +32,34 @@ class Backend:
     merge: Callable[..., Any]
 
 
-def pick(name: str, device: torch.device | str) -> str:
-    """The backend that `name` means on a device; ValueError with the reason where it cannot run there."""
+def pick(name: str, device: torch.device | str, compiled: bool = False) -> str:
+    """The backend that `name` means on a device; ValueError with the reason where it cannot run there.
+
+    compiled: whether torch.compile makes the code, which on CPUs then takes plain torch operations.
+    """
     if name not in BACKENDS:
         raise ValueError(f"backend {name!r} is not one of {', '.join(BACKENDS)}")
-    on_gpu = torch.device(device).type == "cuda"
+    kind = torch.device(device).type
     if name == "auto":
-        return "triton" if on_gpu and importlib.util.find_spec("triton") else "eager"
+        return _best(kind, compiled or torch.compiler.is_compiling())
+    if name == "native" and kind != "cpu":
+        raise ValueError(f"backend 'native' computes on CPU, not on {kind}")
+    if name == "native" and (reason := native.unavailable()) is not None:
+        raise ValueError(f"backend 'native' cannot run here: {reason}")
     if name == "triton" and importlib.util.find_spec("triton") is None:
         raise ValueError("backend 'triton' needs the package triton, which is not installed")
     if name in SINGLE_READS and not torch.compiler.is_compiling():  # the read itself is not compiled
-        packages.check(name, torch.device(device).type)
+        packages.check(name, kind)
     return name
+
+
+def _best(kind: str, compiled: bool) -> str:
+    """The fastest backend on a kind of device: its kernels, or else plain torch operations."""
+    if kind == "cuda" and importlib.util.find_spec("triton"):
+        return "triton"
+    if kind == "cpu" and not compiled and native.unavailable() is None:
+        return "native"
+    return "eager"
 
 
 def _by_phases(depth_mix: Callable[..., Any], raw: Any) -> Backend:
@@ -55,6 +71,7 @@ def _by_phases(depth_mix: Callable[..., Any], raw: Any) -> Backend:
 _LOADED = {
     "reference": Backend(reference.depth_mix, reference.score, reference.mix, reference.merge),
     "eager": _by_phases(eager.depth_mix, eager_phases),
+    "native": _by_phases(eager.depth_mix, native),
 }
 
 

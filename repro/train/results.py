@@ -32,7 +32,9 @@ def write_meta(run: Run, config: DictConfig, decoder: Decoder, fingerprint: str)
             "device": config.trainer.accelerator,
             "devices": config.trainer.devices,
             "precision": config.precision,
-            "backend": pick_backend(decoder.mixer.backend, next(decoder.parameters()).device),
+            "backend": pick_backend(
+                decoder.mixer.backend, next(decoder.parameters()).device, bool(config.runtime.compile)
+            ),
             "depth_execution": decoder.mixer.execution,
             "compile": bool(config.runtime.compile),
             "matmul": matmul_library(),

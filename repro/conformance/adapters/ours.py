@@ -69,7 +69,7 @@ ADAPTERS = (
             interpreter=backend == "triton",
             needs=("triton",) if backend == "triton" else (),
         )
-        for backend in ("reference", "eager", "triton")
+        for backend in ("reference", "eager", "native", "triton")
     ),
     *(
         Adapter(
