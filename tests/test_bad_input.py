@@ -55,7 +55,11 @@ REFUSED = [
     ("+model.depth=3", "model.depth=3", "which has width, num_transformer_blocks"),
     ("model.vocab_size=100", "model.vocab_size=100", "must equal data.tokenizer.vocab_size=64"),
     # How it is computed
-    ("runtime.backend=cuda", "runtime.backend='cuda'", "one of auto, reference, eager, native, triton, fla, liger"),
+    (
+        "runtime.backend=cuda",
+        "runtime.backend='cuda'",
+        "one of auto, reference, eager, native, triton, fla, liger",
+    ),
     ("arm=full_sigmoid runtime.backend=fla", "runtime.backend='fla'", "no act='sigmoid', only softmax"),
     ("arm=block_s4_h16 runtime.backend=liger", "runtime.backend='liger'", "no heads=16, only one"),
     ("arm=full_input_query runtime.backend=fla", "runtime.backend='fla'", "no query that depends on the"),

@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from repro.bench import gpu, gpu_accuracy, gpu_kernels, gpu_table
+from repro.bench import gpu, gpu_accuracy, gpu_aims, gpu_kernels, gpu_table
 from repro.bench.counting import counting
 from repro.bench.gpu_accuracy import Kind
 from repro.bench.gpu_data import Draw
@@ -132,6 +132,43 @@ def test_shares_of_what_the_card_can_do() -> None:
     assert rows[-1]["share_of_roofline"] == 0.8
     vector = gpu_table.records([*card, outcome("kernels", flops=1, **time_of | {"units": "vector"})], {})[-1]
     assert vector["share_of_roofline"] == 0.2
+
+
+def test_aims_name_the_slowest_kernel_and_the_fastest_peer() -> None:
+    def row(section: str, backend: str, value: float, share: float | None, width: int, **other: Any) -> Any:
+        return {
+            **{"section": section, "backend": backend, "value": value, "share_of_copy": share},
+            **{
+                "width": width,
+                "quantity": "time",
+                "status": "done",
+                "operation": "read",
+                "dtype": "bfloat16",
+            },
+            **{"tokens": 4, "sources": 9, "direction": "forward", **other},
+        }
+
+    rows = [
+        row("kernels", "triton", 1.0, 0.9, 1168),
+        row("kernels", "triton", 1.0, 0.8, 2304),
+        row("kernels", "triton", 1.0, 0.85, 2304, direction="backward"),
+        row("kernels", "triton", 1.0, 0.1, 9, status="failed", direction="backward"),
+        row("peers", "triton", 1.01, 0.9, 1168),
+        row("peers", "fla", 1.0, 0.9, 1168),
+        row("peers", "triton", 1.3, 0.9, 2304),
+        row("peers", "fla", 1.2, 0.9, 2304),
+        row("peers", "liger", 1.1, 0.9, 2304),
+        row("peers", "liger", 0.1, 0.9, 4096),  # ours was left out: nothing to compare
+    ]
+    found = [(line["aim"], line["found"], line[""]) for line in gpu_aims.aims(rows)]
+    at = "read, bfloat16, width"
+    copy = "at 85% of the copy bandwidth"
+    assert found == [
+        (f"forward {copy}", f"1 of 2; least 80% ({at} 2304, 9 sources)", "MISSED"),
+        (f"backward {copy}", f"1 of 1; least 85% ({at} 2304, 9 sources)", "reached"),
+        (f"forward of a read no slower than fla, {at} 1168, 9 sources", "1.010 and 1.000 ms", "reached"),
+        (f"forward of a read no slower than liger, {at} 2304, 9 sources", "1.300 and 1.100 ms", "MISSED"),
+    ]
 
 
 def test_what_makes_it_fail() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from analysis.tables import Column, Table
+from repro.bench.gpu_aims import aims
 from repro.bench.supervised import Outcome, Row
 
 COLUMNS = (
@@ -109,6 +110,7 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
             ["operation", "backend", "step", "step ratio", "memory", "memory ratio"],
             _of_training(rows),
         ),
+        _table("What the kernels aim at", ["aim", "found", ""], aims(rows)),
         _table("Not done", ["section", "operation", "status", "note"], _of_rest(rows)),
     ):
         if table.rows:
@@ -116,7 +118,7 @@ def tables(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def _table(title: str, names: Sequence[str], rows: Iterator[dict[str, str]]) -> Table:
-    text = ("operation", "dtype", "worst", "", "backend", "section", "status", "note")
+    text = ("aim", "found", "operation", "dtype", "worst", "", "backend", "section", "status", "note")
     columns = [Column(name, name.strip(), numeric=name not in text) for name in names]
     return Table(title, columns, [{k: v for k, v in row.items() if v != "None"} for row in rows])
 
