@@ -1,4 +1,4 @@
-"""What a check was run for: kernels at the speed of a copy, and no other package faster. Missed aims fail nothing."""
+"""What a check was run for: kernels at the speed of a copy, no package faster. A missed aim fails nothing."""
 
 from __future__ import annotations
 
