@@ -7,6 +7,7 @@ matrix leaves out the output read.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,11 @@ class Measured:
     origin: str
     tokens: int | None = None
     residual: float | None = None
+
+    @property
+    def square(self) -> np.ndarray:
+        """The paper's matrix, [L, L]: without the output read."""
+        return self.mean[:-1, :-1]
 
     @property
     def tolerance(self) -> float:
@@ -67,15 +73,29 @@ def plain_sum(num_sublayers: int) -> Measured:
 
 
 def from_depth_weights(arrays: Arrays) -> np.ndarray | None:
-    """The matrix [R, C] averaged over tokens and heads, of weights over block sums; None for other sources.
+    """The matrix [R, C], averaged over tokens and heads, of the last snapshot; None for sources not known here.
 
-    A block sum b_n shares its weight with every output in it, a partial(i) with the last i outputs.  Which
-    outputs b_n holds is read from the first row in which it appears.  Takes the last snapshot.
+    Known are block sums (`b<n>`, `partial(<i>)`: AttnRes, static mixing) and states (`x<n>`: DenseFormer).
     """
     names, weights = arrays["sources"], arrays["mean"][-1].mean(-1)
-    reads = len(names)
-    if not _are_block_sums(names):
+    labels = {str(name) for name in names.flat} - {""}
+    if labels and all(re.fullmatch(r"b\d+|partial\(\d+\)", label) for label in labels):
+        matrix = _over_block_sums(names, weights)
+    elif labels and all(re.fullmatch(r"x\d+", label) for label in labels):
+        matrix = _over_states(names, weights)
+    else:
         return None
+    if not np.isfinite(matrix).all():
+        raise DataError("depth_weights.npz: a source has no weight in the last snapshot")
+    return matrix
+
+
+def _over_block_sums(names: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """A block sum shares its weight with every output in it, a partial(i) with the last i outputs.
+
+    Which outputs b_n holds is known from the first read in which it appears, where its block has just ended.
+    """
+    reads = len(names)
     ends = [0]  # of block n; block 0 is the embedding
     for n in range(1, names.shape[1]):
         rows = np.flatnonzero(names[:, n] == f"b{n}")
@@ -92,16 +112,23 @@ def from_depth_weights(arrays: Arrays) -> np.ndarray | None:
         else:
             n = int(label[1:])
             matrix[l, ends[n - 1] + 1 : ends[n] + 1] = weight
-    if not np.isfinite(matrix).all():
-        raise DataError("depth_weights.npz: a source has no weight in the last snapshot")
     return matrix
 
 
-def _are_block_sums(names: np.ndarray) -> bool:
-    """Whether every read has sources, all of them block sums b_n and partial sums."""
-    labels = {str(name) for name in names.flat} - {""}
-    known = [label.startswith("partial(") or (label[0] == "b" and label[1:].isdigit()) for label in labels]
-    return all(known) and bool((names != "").any(1).all())
+def _over_states(names: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """States are averaged at the reads that have sources; in between, outputs are added to the average."""
+    reads = len(names)
+    matrix, states = np.zeros((reads, reads)), []
+    stream = np.eye(reads)[0]
+    for l in range(reads):
+        columns = np.flatnonzero(names[l] != "")
+        if len(columns):
+            states.append(stream)
+            stream = sum(weights[l, c] * states[c] for c in columns)
+        matrix[l] = stream
+        if l + 1 < reads:
+            stream = stream + np.eye(reads)[l + 1]
+    return matrix
 
 
 def shares(matrix: np.ndarray) -> np.ndarray:
@@ -117,12 +144,11 @@ def rank(matrix: np.ndarray, tolerance: float) -> int:
     return int((values > tolerance * values[0]).sum()) if values[0] > 0 else 0
 
 
-def ordinary_rank(matrix: np.ndarray) -> int:
+def ordinary_rank(square: np.ndarray) -> int:
     """Rank of the paper's L x L matrix: triangular, so L where no diagonal entry is zero.
 
     Read from the diagonal where that decides, since the determinant of a deep matrix is far below rounding.
     """
-    square = matrix[:-1, :-1]
     return len(square) if np.all(np.diag(square) != 0) else rank(square, EXACT)
 
 
@@ -135,9 +161,9 @@ def cut_ranks(matrix: np.ndarray, tolerance: float) -> np.ndarray:
     return np.array([rank(matrix[k:, : k + 1], tolerance) for k in range(len(matrix))])
 
 
-def effective_rank(matrix: np.ndarray) -> float:
-    """exp of the entropy of the singular values of the L x L matrix of row shares, as shares of their sum."""
-    values = np.linalg.svd(shares(matrix[:-1, :-1]), compute_uv=False)
+def effective_rank(square: np.ndarray) -> float:
+    """exp of the entropy of the singular values, as shares of their sum, of the row shares of [L, L]."""
+    values = np.linalg.svd(shares(square), compute_uv=False)
     p = values / values.sum()
     p = p[p > 0]
     return float(np.exp(-(p * np.log(p)).sum()))

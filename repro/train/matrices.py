@@ -33,14 +33,14 @@ from repro.model.decoder import Decoder
 from repro.runs import Run, project_root
 from repro.runs.atomic import read_bytes
 from repro.runs.places import shown
-from repro.train.execute import with_data
+from repro.train.execute import Say, with_data
 from repro.train.process import prepare
 
 TOKENS, SINGLE = 1024, 8
 PREFIX = "decoder."
 
 
-def matrices(run: Run, data: Path, num_tokens: int = TOKENS, say: Any = print) -> dict[str, Any]:
+def matrices(run: Run, data: Path, num_tokens: int = TOKENS, say: Say = print) -> dict[str, Any]:
     """The arrays of depth_matrices.npz; at least `num_tokens` tokens in whole validation windows.
 
     data: where prepared corpora lie.  A ``DataError`` where the run has no checkpoint, or the corpus here is
@@ -82,7 +82,7 @@ def matrices(run: Run, data: Path, num_tokens: int = TOKENS, say: Any = print) -
 
 
 def load(run: Run) -> tuple[DictConfig, int, Decoder]:
-    """Config, step and decoder (float64, read by read) of a run's last checkpoint; nothing of it is executed."""
+    """Config, step and decoder (float64) of a run's last checkpoint; nothing of it is executed."""
     config = OmegaConf.create(run.config)
     if not run.checkpoint.exists():
         raise DataError(f"{run.directory}: no checkpoint; records that were archived have none")
@@ -125,12 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.tokens < 1:
             raise ConfigError("--tokens", args.tokens, "a whole number of at least 1")
         for run in [run for place in args.runs for run in runs_under(place)]:
-            arrays = matrices(run, args.data, args.tokens)
+            arrays = matrices(run, args.data, args.tokens, say=lambda _: None)
             with run.lock():
                 path = run.write_arrays("depth_matrices.npz", **arrays)
-            print(
-                f"{shown(path)}: {arrays['num_tokens']} tokens, residual {arrays['residual']:.1e}"
-            )
+            print(f"{shown(path)}: {arrays['num_tokens']} tokens, residual {arrays['residual']:.1e}")
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
