@@ -73,7 +73,7 @@ def plain_sum(num_sublayers: int) -> Measured:
 
 
 def from_depth_weights(arrays: Arrays) -> np.ndarray | None:
-    """The matrix [R, C], averaged over tokens and heads, of the last snapshot; None for sources not known here.
+    """The matrix [R, C] of the last snapshot, averaged over tokens and heads; None for other sources.
 
     Known are block sums (`b<n>`, `partial(<i>)`: AttnRes, static mixing) and states (`x<n>`: DenseFormer).
     """
