@@ -103,7 +103,7 @@ def measured_figure(panels: Sequence[Panel], note: str) -> Figure:
             left=0.065, right=0.94, top=0.92, bottom=0.13, hspace=0.42, wspace=0.3,
         )  # fmt: skip
         colours = LinearSegmentedColormap.from_list("shares", [style.VERMILION, "white", style.BLUE])
-        colours.set_bad("#DADADA")
+        colours = colours.with_extremes(bad="#DADADA")
         image = None
         for n, panel in enumerate(panels):
             axes = figure.add_subplot(grid[n // columns, n % columns])

@@ -92,8 +92,8 @@ ITEM = PaperItem(
     name="fig3",
     title=TITLE,
     claim=(
-        "Keeping received block representations on each rank cuts the traffic of an interleaved "
-        "pipeline; with four stages and two virtual stages from 28 to 22 blocks, and the peak per transition by about V."
+        "Keeping received blocks on each rank cuts the traffic of an interleaved pipeline; "
+        "with four stages and two virtual stages from 28 to 22 blocks, the peak of a transition by about V."
     ),
     experiment=None,
     arms=(),

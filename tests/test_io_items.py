@@ -1,4 +1,4 @@
-"""Table 1 and Fig. 3: counts in symbols, sums over a model done by hand, and a pipeline walked step by step."""
+"""Table 1 and Fig. 3: counts in symbols, sums over a model done by hand, a pipeline walked step by step."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_the_walk_is_the_equations(P: int, V: int, num_blocks: int) -> None:
 
 @given(P=st.integers(1, 5), V=st.integers(1, 4), data=st.data())
 def test_every_chunk_has_all_blocks_that_exist(P: int, V: int, data: st.DataObject) -> None:
-    """Whatever is completed where: held and received are disjoint, and together everything completed before."""
+    """Whatever is completed where: held and received are disjoint, together all completed before."""
     counts = data.draw(st.lists(st.integers(0, 3), min_size=P * V, max_size=P * V))
     completed, known = [], 1
     for count in counts:
