@@ -8,7 +8,7 @@ matrix leaves out the output read.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +36,13 @@ class Measured:
     origin: str
     tokens: int | None = None
     residual: float | None = None
+
+    def one_token(self) -> Measured | None:
+        """The matrix of the middle one of the single tokens; None where all tokens have the same."""
+        if self.single is None or np.allclose(self.single, self.single[:1], atol=1e-9):
+            return None
+        middle = self.single[len(self.single) // 2]
+        return replace(self, mean=middle, single=None, tokens=1)
 
     @property
     def square(self) -> np.ndarray:

@@ -9,7 +9,7 @@ from itertools import cycle
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
@@ -91,10 +91,14 @@ class Panel:
     measured: Measured
 
 
-def measured_figure(panels: Sequence[Panel], note: str) -> Figure:
-    """Row shares of each matrix on one colour scale, and below the rank across every depth cut."""
-    rows = -(-len(panels) // 5)
-    columns = -(-len(panels) // rows)
+def measured_figure(panels: Sequence[Panel], tokens: Sequence[Panel], note: str) -> Figure:
+    """Row shares of each matrix on one colour scale, and below the rank across every depth cut.
+
+    tokens: matrices of one token, drawn after the averages and not among the ranks.
+    """
+    maps = [*panels, *tokens]
+    rows = -(-len(maps) // 5)
+    columns = -(-len(maps) // rows)
     with style.styled():
         figure = Figure(figsize=(3.2 * columns + 0.9, 3.3 * rows + 4.0))
         FigureCanvasAgg(figure)
@@ -102,15 +106,16 @@ def measured_figure(panels: Sequence[Panel], note: str) -> Figure:
             rows + 1, columns + 1, height_ratios=[3.0] * rows + [3.0], width_ratios=[1.0] * columns + [0.05],
             left=0.065, right=0.94, top=0.92, bottom=0.13, hspace=0.42, wspace=0.3,
         )  # fmt: skip
-        colours = LinearSegmentedColormap.from_list("shares", [style.VERMILION, "white", style.BLUE])
-        colours = colours.with_extremes(bad="#DADADA")
+        colours = LinearSegmentedColormap.from_list(
+            "shares", [style.VERMILION, "white", style.BLUE]
+        ).with_extremes(bad="#DADADA")
         image = None
-        for n, panel in enumerate(panels):
+        for n, panel in enumerate(maps):
             axes = figure.add_subplot(grid[n // columns, n % columns])
             image = _map(axes, panel, colours)
             if n % columns == 0:
                 axes.set_ylabel("read of sublayer l (last row: output)")
-            if n // columns == rows - 1 or n + columns >= len(panels):
+            if n // columns == rows - 1 or n + columns >= len(maps):
                 axes.set_xlabel("written v_i (0: embedding)")
         assert image is not None
         bar = figure.colorbar(image, cax=figure.add_subplot(grid[:rows, columns]))
@@ -132,7 +137,7 @@ def _squeeze(x: np.ndarray) -> np.ndarray:
     return np.sign(x) * np.sqrt(np.abs(x))
 
 
-def _map(axes: Axes, panel: Panel, colours: LinearSegmentedColormap) -> AxesImage:
+def _map(axes: Axes, panel: Panel, colours: Colormap) -> AxesImage:
     matrix = shares(panel.measured.mean)
     above = np.triu(np.ones_like(matrix, dtype=bool), 1)
     image = axes.imshow(

@@ -75,6 +75,11 @@ def render(source: Source) -> Rendered:
     runs, notes = source.select("fig9", tuple(ARMS))
     rows = [_ranks(arm, label, [run for run in runs if run.arm == arm]) for arm, label in ARMS.items()]
     panels = [Panel(f"{row.label}\n({row.found[0].origin})", row.found[0]) for row in rows if row.found]
+    tokens = [
+        Panel(f"{row.label}\n(one token)", token)
+        for row in rows
+        if row.found and (token := row.found[0].one_token())
+    ]
     if not any(row.found and row.found[0].origin == "checkpoint" for row in rows):
         notes.append(
             "No run here has depth_matrices.npz (python -m repro.train.matrices, which needs checkpoints): "
@@ -82,14 +87,12 @@ def render(source: Source) -> Rendered:
         )
     seeds = sorted({run.seed for row in rows for run in row.runs if row.found})
     text = measured_table(rows, f"{TITLE}, scale {source.scale}", [*NOTES, *notes])
-    title = (
-        f"Scale {source.scale}, seed {seeds[0]}: token averages as shares of each row. Grey: not yet written."
-    )
+    title = f"Scale {source.scale}, seed {seeds[0]}: weights as shares of each row. Grey: not yet written."
     return Rendered(
         records=measured_records(rows, source.scale),
         text=[text],
         terminal=[text],
-        figure=measured_figure(panels, title),
+        figure=measured_figure(panels, tokens, title),
         runs=runs,
         data={row.arm: row for row in rows},
     )
