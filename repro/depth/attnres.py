@@ -14,6 +14,7 @@ written since once for the reads of a smaller group. A read adds what is left an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -22,9 +23,11 @@ from torch import Tensor
 from repro import ops
 from repro.depth.base import BACKENDS, DepthMixer, tagged
 from repro.depth.boundaries import is_whole, source_plan
+from repro.depth.facts import DYNAMIC, SchemeFacts
 from repro.errors import ConfigError
 from repro.ops import Backend, History
 from repro.ops.precision import full_precision
+from repro.ops.reference import split_heads
 
 QUERIES = ("learned", "latest_source", "mixed_state")
 QUERY_NORMS = ("unit", "rms", "none")
@@ -44,7 +47,7 @@ class AttnResState(NamedTuple):
     projections: tuple[Tensor, ...] = ()  # one [D, D] per read where the query depends on the input
     scores: tuple[dict[int, Tensor], ...] = ()  # per source: first read of a piece -> logits [..., R, H]
     ahead: dict[int, History] | None = None  # read -> what was mixed ahead for it
-    mixed: Tensor | None = None  # what the previous sublayer read
+    mixed: Tensor | None = None  # what the previous sublayer read, where a query is projected from it
     ops: Backend | None = None  # picked once a pass; its arguments are ours, so that nothing checks them
 
 
@@ -61,6 +64,14 @@ class AttnRes(DepthMixer):
     activation, so that logits do not follow its size: `unit` length, unit `rms`, or `none`.
     """
 
+    FACTS = SchemeFacts(
+        system="AttnRes Full",
+        weight=DYNAMIC,
+        source="[h[1]..h[l-1]]",
+        update="h[l] ~ sum_i phi(w[l],k[i]) v[i]",
+        update_tex=r"h_l \propto \sum_{i<l} \phi(w_l, k_i) v_i",
+        links=("arXiv:2603.15031",),
+    )
     executions: tuple[str, ...] = ("two_phase", "score_on_write", "per_read")
     output_read = True
 
@@ -153,7 +164,7 @@ class AttnRes(DepthMixer):
     def read(self, state: AttnResState, l: int) -> tuple[Tensor, AttnResState]:
         if self.execution == "per_read":
             mixed = self._mix_at_read(state, l)
-            return mixed, state._replace(mixed=mixed)
+            return mixed, state._replace(mixed=mixed if self.query == "mixed_state" else None)
         for level in range(len(self._levels)):
             group = self._levels[level][l]
             if l == group.start and len(group) > 1:
@@ -196,7 +207,15 @@ class AttnRes(DepthMixer):
             sources, query, key_weight=gain, act=self.act, backend=self.backend, **self._norm
         )
         self.record(l, weights)
+        if self.frozen:
+            return self._weighted_sum(sources, self.held(weights))
         return mixed
+
+    @staticmethod
+    def _weighted_sum(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """The mix by given weights [S, H, B, T], differentiable in the sources."""
+        values = torch.stack([split_heads(source.to(weights.dtype), weights.shape[1]) for source in sources])
+        return (weights.movedim(1, -1).unsqueeze(-1) * values).sum(0).flatten(-2).to(sources[0].dtype)
 
     def _projected_query(self, state: AttnResState, l: int, latest: Tensor) -> Tensor:
         """Query [B, T, D] from an activation."""
@@ -347,6 +366,19 @@ class AttnRes(DepthMixer):
         self.record(l, weights.movedim(-1, 1))
 
     # -- accounts ------------------------------------------------------------------------------
+
+    def facts(self) -> SchemeFacts:
+        if self.plan.window is not None:
+            return replace(self.FACTS, source=f"h[1] and the last {self.plan.window} outputs")
+        if len(self.plan.ends) == self.num_sublayers:
+            return self.FACTS
+        return replace(
+            self.FACTS,
+            system="AttnRes Block",
+            source="[b[0]..b[n-1], b[n]^j]",
+            update="h[l] ~ sum_i phi(w[l],k[i]) v[i] + phi(w[l],k[n]^j) v[n]^j",
+            update_tex=r"h_l \propto \sum_{i<n} \phi(w_l, k_i) v_i + \phi(w_l, k_n^j) v_n^j",
+        )
 
     def source_columns(self, l: int) -> list[int]:
         return self.plan.columns(l)

@@ -10,12 +10,13 @@ Sublayers are counted from 0; index L stands for the output read, which feeds th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from repro import ops
+from repro.depth.facts import SchemeFacts
 from repro.errors import ConfigError
 
 #: What `runtime.backend` may be.
@@ -53,6 +54,8 @@ class DepthMixer(nn.Module):
     offers, its first entry is what "auto" means).  backend: passed to `repro.ops`.
     """
 
+    #: the scheme's row of Table 5
+    FACTS: ClassVar[SchemeFacts]
     executions: tuple[str, ...] = ("per_read",)
     #: True where the scheme normalises the state after adding (post-norm): the decoder then
     #: applies no final norm of its own.
@@ -73,6 +76,8 @@ class DepthMixer(nn.Module):
         self.execution = execution if execution in self.executions else self.executions[0]
         self.backend = backend
         self.tap: Tap | None = None
+        #: while set, weights that depend on activations count as constants (`repro.depth.matrix`)
+        self.frozen = False
         #: names of parameters to be drawn from a normal, with its standard deviation; all others
         #: keep the value that the constructor gave them.
         self.normal_init: dict[str, float] = {}
@@ -129,6 +134,18 @@ class DepthMixer(nn.Module):
         whole parameter. Not listed: what vanishes at the initial values only.
         """
         return set()
+
+    def facts(self) -> SchemeFacts:
+        """The row of Table 5, with what depends on the options."""
+        return self.FACTS
+
+    def held(self, weights: Tensor) -> Tensor:
+        """Weights computed from activations, on their way to what they weigh: constants while `frozen`.
+
+        Every such weight of a scheme passes through here; with the weights held, a read is linear in what
+        was written.
+        """
+        return weights.detach() if self.frozen else weights
 
     def flops_per_token(self) -> float:
         """Forward floating-point operations per token spent on mixing (a multiply-add counts 2)."""

@@ -9,6 +9,7 @@ included; all ones at the start. At their initialisation both are PreNorm.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from repro.depth import scalar_mixing
 from repro.depth.base import State
+from repro.depth.facts import STATIC, SchemeFacts
 from repro.errors import ConfigError
 
 
@@ -25,6 +27,15 @@ class DenseFormer(scalar_mixing.ScalarMixer):
     over: "blocks" or "sublayers" (see above). An odd last sublayer counts as a block of its own.
     Errors: ConfigError for `arm.mixer.over`.
     """
+
+    FACTS = SchemeFacts(
+        system="DenseFormer",
+        weight=STATIC,
+        source="[h[1]..h[l-1]]",
+        update="h[l] = a[0,l] h[1] + sum_i a[i,l] f[i](h[i])",
+        update_tex=r"h_l = \alpha_{0 \to l} h_1 + \sum_{i=1}^{l-1} \alpha_{i \to l} f_i(h_i)",
+        links=("arXiv:2402.02622",),
+    )
 
     def __init__(self, num_sublayers: int, width: int, *, over: str = "blocks", **common: Any) -> None:
         super().__init__(num_sublayers, width, **common)
@@ -73,6 +84,16 @@ class DenseFormer(scalar_mixing.ScalarMixer):
 
     def stream(self, state: State) -> Tensor | None:
         return state[1] if self.over == "blocks" else state[0].recent[-1]
+
+    def facts(self) -> SchemeFacts:
+        if self.over == "sublayers":
+            return self.FACTS
+        return replace(
+            self.FACTS,
+            source="[x[0]..x[i]], states after transformer blocks",
+            update="y[i] = sum_j a[i,j] x[j], x[j] with its residual",
+            update_tex=r"y_i = \sum_{j \le i} \alpha_{ij} x_j",
+        )
 
     def flops_per_token(self) -> float:
         averages = self.width * self.num_averages * (self.num_averages + 3)

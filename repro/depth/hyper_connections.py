@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.depth.base import DepthMixer, State, tagged
+from repro.depth.facts import DYNAMIC, SchemeFacts
 from repro.errors import ConfigError
 from repro.ops.precision import full_precision
 from repro.ops.sinkhorn import sinkhorn
@@ -44,6 +45,15 @@ class MHC(DepthMixer):
     zero. Coefficients are computed in fp32 or wider; streams keep the embedding's dtype.
     Errors: ConfigError for `arm.mixer.streams`, `.iterations`, `.init`.
     """
+
+    FACTS = SchemeFacts(
+        system="HC/mHC",
+        weight=DYNAMIC,
+        source="m streams",
+        update="H[l] = H[l-1] A[l] + f(H[l-1] a[l-1]) b[l-1]^T",
+        update_tex=r"H_l = H_{l-1} A_l + f_{l-1}(H_{l-1} \alpha_{l-1}) \beta_{l-1}^\top",
+        links=("arXiv:2409.19606", "arXiv:2512.24880"),
+    )
 
     def __init__(
         self,
@@ -101,7 +111,8 @@ class MHC(DepthMixer):
         scale = self.scale[l].to(dtype)[self.which_scale]
         logits = torch.addcmul(self.bias[l].to(dtype)[:, None], scale[:, None], dynamic)
         pre, post, residual = logits.split((n, n, logits.shape[0] - 2 * n))
-        return pre.sigmoid(), 2 * post.sigmoid(), self._residual_matrix(residual)
+        mixing = self._residual_matrix(residual)
+        return self.held(pre.sigmoid()), self.held(2 * post.sigmoid()), self.held(mixing)
 
     def begin(self, embedding: Tensor) -> State:
         streams = embedding.reshape(-1, 1, self.width).expand(-1, self.streams, -1).contiguous()

@@ -8,10 +8,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from repro.depth.base import DepthMixer, State
+from repro.depth.facts import FIXED, SchemeFacts
 
 
 class PreNorm(DepthMixer):
     """Running sum; no parameters, state is the stream itself."""
+
+    FACTS = SchemeFacts(
+        system="Residual",
+        weight=FIXED,
+        source="h[l-1]",
+        update="h[l] = h[l-1] + f(h[l-1])",
+        update_tex=r"h_l = h_{l-1} + f_{l-1}(h_{l-1})",
+        links=("arXiv:1512.03385",),
+    )
 
     def begin(self, embedding: Tensor) -> State:
         return (embedding,)

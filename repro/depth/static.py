@@ -14,6 +14,7 @@ from torch import Tensor
 
 from repro.depth import scalar_mixing
 from repro.depth.base import State
+from repro.depth.facts import STATIC, SchemeFacts
 from repro.errors import ConfigError
 
 
@@ -25,6 +26,15 @@ class Static(scalar_mixing.ScalarMixer):
     differ by the constraint alone; raw scalars that start at one are `DenseFormer(over="sublayers")`.
     Errors: ConfigError for `arm.mixer.weights`.
     """
+
+    FACTS = SchemeFacts(
+        system="Input-independent mixing",
+        weight=STATIC,
+        source="[h[1]..h[l-1]]",
+        update="h[l] = sum_i a[i,l] v[i]",
+        update_tex=r"h_l = \sum_{i<l} \alpha_{i \to l} v_i",
+        links=("arXiv:2603.15031",),
+    )
 
     def __init__(self, num_sublayers: int, width: int, *, weights: str = "softmax", **common: Any) -> None:
         super().__init__(num_sublayers, width, **common)
