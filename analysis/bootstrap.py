@@ -6,10 +6,10 @@ documents are crossed, not nested). Intervals: percentile, and BCa (Efron 1987),
 percentiles for bias and skewness and needs a jackknife.
 
 Resampling seeds does not make an interval where there are few: the percentile interval of the mean of three
-paired differences covers 76 % instead of 95 %, since its spread misses a factor (n - 1) / n of the variance
-and its tails are those of at most ten distinct means. So ``hierarchical_draws`` is for ten seeds or more, or
-for shares of draws (how often is a quantity undefined); the interval over seeds and documents that is shown
-is ``analysis.joint``'s.
+paired differences covers 75 to 76 % instead of 95 %, since its spread misses a factor (n - 1) / n of the
+variance and its tails are those of at most ten distinct means. So ``hierarchical_draws`` is for ten seeds or
+more, or for shares of draws (how often is a quantity undefined); the interval over seeds and documents that
+is shown is ``analysis.joint``'s.
 """
 
 from __future__ import annotations
