@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.ablation import PAPER_SUBLAYERS, AblationTable, ArmRow, Contrast
+from analysis.ablation import BASELINE, PAPER_SUBLAYERS, AblationTable, ArmRow, Contrast
 from analysis.contrast_statistics import ContrastStatistics, family_statistics
 from analysis.number_text import interval_text, signed
 from analysis.statistics_view import statistics_notes, statistics_record, statistics_tables
@@ -20,7 +20,7 @@ def tables(table: AblationTable, title: str, *, experiment: str, wide: bool) -> 
     wide: with standard deviation and parameters (files); without, the first table fits a terminal.
     """
     if table.scale == "published":
-        return [_published(table, title)]
+        return _published(table, title)
     mark = _marks_documents(table)
     columns = [Column("label", "Arm", numeric=False), Column("n", "n"), Column("loss", "loss")]
     columns += [Column("sd", "sd")] if wide else []
@@ -73,7 +73,7 @@ def transformer_blocks(block_size: int) -> str:
     return f"{number} transformer block" + ("" if number == "1" else "s")
 
 
-def _published(table: AblationTable, title: str) -> Table:
+def _published(table: AblationTable, title: str) -> list[Table]:
     columns = [
         Column("label", "Arm", numeric=False),
         Column("paper_loss", "loss"),
@@ -92,7 +92,15 @@ def _published(table: AblationTable, title: str) -> Table:
         "Scale: published. The paper's numbers (arXiv:2603.15031v1), validation loss in nats per token, "
         "printed to 0.001; one run per row, no seeds and no intervals, so no verdict."
     )
-    return Table(title, columns, rows, [note, *_block_note(table)])
+    return [_paper_form(table, title), Table("As differences", columns, rows, [note, *_block_note(table)])]
+
+
+def _paper_form(table: AblationTable, title: str) -> Table:
+    """Variant and loss, in the paper's order; an arm that others are variants of begins a group."""
+    parents = {row.spec.parent for row in table.rows} - {None, BASELINE}
+    rows = [{"label": row.spec.label, "loss": f"{row.spec.paper_loss:.3f}"} for row in table.rows]
+    groups = [place for place, row in enumerate(table.rows) if row.spec.name in parents]
+    return Table(title, [Column("label", "Variant", numeric=False), Column("loss", "loss")], rows, (), groups)
 
 
 def _main_cells(row: ArmRow, mark: bool) -> dict[str, str]:
