@@ -28,7 +28,7 @@ class _Column:
 
 
 def forest(table: AblationTable, title: str) -> Figure:
-    """Rows as in the table; circle and bar: ours with its 95 % interval (hollow: one seed); diamond: the paper."""
+    """Rows as in the table; circle and bar: ours and its 95 % interval (hollow: one seed); diamond: paper."""
     trained = table.scale != "published"
     columns = _columns(table) if trained else [_PAPER_LOSS, _PAPER_DIFFERENCE]
     width = _EDGE + _LABELS + _PLOT + sum(column.width for column in columns) + _EDGE
