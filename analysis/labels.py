@@ -15,11 +15,14 @@ from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
-from analysis import style
-
+_PAD = 1.5
 _RINGS = (7, 12, 18, 26, 36, 48, 62, 78, 96, 116, 138)  # pixels at 100 per inch
 _DIRECTIONS = 16
-_PAD = 1.5
+_MARKER = 4.5
+_ROUNDS = 4
+_HARD = 1e4
+
+_Line = tuple[tuple[float, float], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -28,45 +31,93 @@ class _Place:
     foot: tuple[float, float]
     ring: int
 
+    @property
+    def has_line(self) -> bool:
+        """Whether the label is too far from its point to go without a line to it."""
+        return self.ring > 1
+
 
 def label_points(
     axes: Axes, points: Sequence[tuple[float, float, str]], *, bars: Sequence[Bbox] = (), size: float = 8.5
 ) -> None:
     """Write each text beside its point (data coordinates); call when limits and layout are final.
 
-    bars: boxes in pixels that a label should rather not cover (intervals).
+    bars: boxes in pixels that a label should rather not cover (intervals, lines).  Points at one place should
+    be one point with one text.
     """
     figure: Any = axes.figure
     renderer = figure.canvas.get_renderer()
-    inside = axes.get_window_extent(renderer)
-    spots = [tuple(axes.transData.transform((x, y))) for x, y, _ in points]
-    markers = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in spots]
-    placed: list[Bbox] = []
-    lines: list[tuple[tuple[float, float], tuple[float, float]]] = []
-    crowd = [sum(math.dist(a, b) < 80 for b in spots) for a in spots]
-    for index in sorted(range(len(points)), key=lambda i: (-crowd[i], i)):
-        text, spot = points[index][2], spots[index]
-        probe = axes.text(0, 0, text, fontsize=size)
-        extent = probe.get_window_extent(renderer)
-        probe.remove()
-        others = [box for place, box in enumerate(markers) if place != index]
-
-        def cost(place: _Place, spot=spot, others=others) -> float:  # type: ignore[no-untyped-def]
-            padded = place.box.padded(_PAD)
-            hard = sum(_overlap(padded, box) for box in (*placed, *others))
-            hard += place.box.width * place.box.height - _overlap(place.box, inside)
-            hard += 200 * sum(_crosses(line, padded) for line in lines)
-            leader = (spot, place.foot)
-            hard += 200 * sum(_crosses(leader, box) for box in (*placed, *others)) if place.ring > 1 else 0
-            return 100 * hard + 0.15 * sum(_overlap(padded, bar) for bar in bars) + _RINGS[place.ring]
-
-        best = min(_places(spot, extent.width, extent.height), key=cost)
-        placed.append(best.box)
-        _write(axes, text, best, size)
-        if best.ring > 1:
-            lines.append((spot, best.foot))
-            ends = axes.transData.inverted().transform([spot, best.foot])
+    spots = [(float(x), float(y)) for x, y in (axes.transData.transform(p[:2]) for p in points)]
+    extents = [_extent(axes, text, size, renderer) for _, _, text in points]
+    chosen = _arrange(spots, extents, bars, axes.get_window_extent(renderer))
+    for spot, place, (_, _, text) in zip(spots, chosen, points, strict=True):
+        _write(axes, text, place, size)
+        if place.has_line:
+            ends = axes.transData.inverted().transform([spot, place.foot])
             axes.plot(ends[:, 0], ends[:, 1], color="#222222", lw=0.7, zorder=4, scalex=False, scaley=False)
+
+
+def _arrange(
+    spots: Sequence[tuple[float, float]],
+    extents: Sequence[tuple[float, float]],
+    bars: Sequence[Bbox],
+    inside: Bbox,
+) -> list[_Place]:
+    """The places: one label after another from the most crowded point, then each anew given all others."""
+    markers = [Bbox.from_extents(x - _MARKER, y - _MARKER, x + _MARKER, y + _MARKER) for x, y in spots]
+    crowd = [sum(math.dist(a, b) < 80 for b in spots) for a in spots]
+    order = sorted(range(len(spots)), key=lambda i: (-crowd[i], i))
+    chosen: dict[int, _Place] = {}
+    for _ in range(_ROUNDS):
+        before = dict(chosen)
+        for index in order:
+            others = [(spots[i], place) for i, place in chosen.items() if i != index]
+            boxes = [place.box for _, place in others] + [m for i, m in enumerate(markers) if i != index]
+            lines = [_line(spot, place) for spot, place in others if place.has_line]
+            chosen[index] = min(
+                _places(spots[index], *extents[index]),
+                key=lambda place, i=index, b=boxes, s=lines: _cost(  # type: ignore[misc]
+                    place, spots[i], b, s, bars, inside
+                ),
+            )
+        if chosen == before:
+            break
+    return [chosen[index] for index in range(len(spots))]
+
+
+def _cost(
+    place: _Place,
+    spot: tuple[float, float],
+    boxes: Sequence[Bbox],
+    lines: Sequence[_Line],
+    bars: Sequence[Bbox],
+    inside: Bbox,
+) -> float:
+    """Covered text and points first, then lines across text, then covered bars, then distance."""
+    padded = place.box.padded(_PAD)
+    covered = [area for box in boxes if (area := _overlap(padded, box)) > 0]
+    if _overlap(place.box, inside) < 0.999 * place.box.width * place.box.height:
+        covered.append(_HARD)
+    crossed = sum(_crosses(line, padded) for line in lines)
+    if place.has_line:
+        crossed += sum(_crosses(_line(spot, place), box) for box in boxes)
+    softly = 0.15 * sum(_overlap(padded, bar) for bar in bars)
+    return _HARD * len(covered) + 10 * sum(covered) + 0.3 * _HARD * crossed + softly + _RINGS[place.ring]
+
+
+def _line(spot: tuple[float, float], place: _Place) -> _Line:
+    """From the rim of the point to the label; the point may itself lie under its neighbour."""
+    length = math.dist(spot, place.foot)
+    share = min(1.0, 2 * _MARKER / length)
+    start = (spot[0] + share * (place.foot[0] - spot[0]), spot[1] + share * (place.foot[1] - spot[1]))
+    return start, place.foot
+
+
+def _extent(axes: Axes, text: str, size: float, renderer: Any) -> tuple[float, float]:
+    probe = axes.text(0, 0, text, fontsize=size)
+    box = probe.get_window_extent(renderer)
+    probe.remove()
+    return box.width, box.height
 
 
 def _places(spot: tuple[float, float], width: float, height: float) -> list[_Place]:
@@ -101,11 +152,15 @@ def _overlap(a: Bbox, b: Bbox) -> float:
     return width * height if width > 0 and height > 0 else 0.0
 
 
-def _crosses(line: tuple[tuple[float, float], tuple[float, float]], box: Bbox) -> bool:
-    """Whether a segment enters a box (sampled every two pixels)."""
+def _crosses(line: _Line, box: Bbox) -> bool:
+    """Whether a segment enters a box: the part within both pairs of its sides is not empty."""
     (x0, y0), (x1, y1) = line
-    count = max(2, int(math.dist(*line) / 2))
-    return any(
-        box.x0 < x0 + (x1 - x0) * k / count < box.x1 and box.y0 < y0 + (y1 - y0) * k / count < box.y1
-        for k in range(count + 1)
-    )
+    start, end = 0.0, 1.0
+    for at, step, low, high in ((x0, x1 - x0, box.x0, box.x1), (y0, y1 - y0, box.y0, box.y1)):
+        if step == 0:
+            if not low < at < high:
+                return False
+            continue
+        near, far = sorted(((low - at) / step, (high - at) / step))
+        start, end = max(start, near), min(end, far)
+    return start < end

@@ -19,7 +19,7 @@ from analysis.labels import label_points
 from analysis.tradeoff import CostAxis, Point, TradeOff
 
 # Layout in inches: panels below one another, each with its caption below it.
-_WIDTH, _PANEL, _CAPTION, _ABOVE, _BELOW, _LEFT, _RIGHT = 10.0, 5.3, 1.0, 0.45, 0.4, 0.95, 0.25
+_WIDTH, _PANEL, _CAPTION, _ABOVE, _BELOW, _LEFT, _RIGHT = 10.0, 5.2, 0.95, 0.45, 0.4, 1.05, 0.25
 
 
 def tradeoff_figure(data: TradeOff, title: str) -> Figure:
@@ -97,7 +97,10 @@ def _draw(axes: Axes, points: Sequence[Point], color: str) -> None:
         for (x, y), (next_x, next_y) in pairwise(front):
             lines += [[(x, y), (next_x, y)], [(next_x, y), (next_x, next_y)]]
     bars = [_thin(axes.transData.transform(line)) for line in lines]
-    label_points(axes, [(p.cost.value, p.gain, p.label) for p in points], bars=bars)
+    together: dict[tuple[float, float], list[str]] = {}
+    for p in points:
+        together.setdefault((p.cost.value, p.gain), []).append(p.label)
+    label_points(axes, [(x, y, " and ".join(names)) for (x, y), names in together.items()], bars=bars)
 
 
 def _thin(ends: Any) -> Bbox:

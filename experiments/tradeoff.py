@@ -56,17 +56,17 @@ EXTRA_PARAMETERS: Mapping[str, float] = {
 
 
 PUBLISHED_NOTES = [
-    "Scale: published. Losses of arXiv:2603.15031v1, Table 4 and Fig. 6, one run each, without intervals. I/O "
-    f"from Table 1's formulas at the L = {SUBLAYERS} sublayers of that model (Full: two phases over groups of "
-    f"S = {GROUP}; mHC: m = {STREAMS} streams), not at the table's typical L = 128.",
+    "Scale: published. Losses of arXiv:2603.15031v1, Table 4 and Fig. 6, one run each, without intervals. "
+    f"I/O from Table 1's formulas at the L = {SUBLAYERS} sublayers of that model (Full: two phases over "
+    f"groups of S = {GROUP}; mHC: m = {STREAMS} streams), not at the table's typical L = 128.",
     "extra parameters: derived from the paper's sentences (one vector and one RMSNorm per sublayer, a d x d "
     "matrix for the input-dependent query, a scalar per sublayer and source without input), output read not "
-    "counted. –: the paper does not say enough, and nothing is drawn. It gives no compute by arm (the same for "
-    "all rows; below 4 % more training time with pipelining, for AttnRes as a whole).",
+    "counted. –: the paper does not say enough, and nothing is drawn. It gives no compute by arm (the same "
+    "for all rows; below 4 % more training time with pipelining, for AttnRes as a whole).",
 ]
 FRONT_NOTE = (
-    "front: no other arm is as low in loss and in this cost and lower in one, by the estimates; only arms with "
-    "all of PreNorm's seeds take part. Where intervals overlap it may be another."
+    "front: no other arm is as low in loss and in this cost and lower in one, by the estimates; only arms "
+    "with all of PreNorm's seeds take part. Where intervals overlap it may be another."
 )
 
 
@@ -152,8 +152,8 @@ def render(source: Source) -> Rendered:
         seeds = len(data.table.rows[0].seeds)
         title = f"{TITLE} (scale {source.scale}, {seeds} seed{'s' * (seeds != 1)})"
         notes = [
-            f"Scale: {source.scale}. Loss minus PreNorm in nats per token, 95 %: t over paired seeds; with one "
-            "seed over validation documents alone.",
+            f"Scale: {source.scale}. Loss minus PreNorm in nats per token, 95 %: t over paired seeds; with "
+            "one seed over validation documents alone.",
             *how,
         ]
     notes = [*notes, FRONT_NOTE, *data.table.notes]
