@@ -23,11 +23,12 @@ _ROUNDS = 4
 _HARD = 1e4
 
 _Line = tuple[tuple[float, float], tuple[float, float]]
+_Box = tuple[float, float, float, float]  # left, bottom, right, top in pixels
 
 
 @dataclass(frozen=True)
 class _Place:
-    box: Bbox
+    box: _Box
     foot: tuple[float, float]
     ring: int
 
@@ -49,7 +50,7 @@ def label_points(
     renderer = figure.canvas.get_renderer()
     spots = [(float(x), float(y)) for x, y in (axes.transData.transform(p[:2]) for p in points)]
     extents = [_extent(axes, text, size, renderer) for _, _, text in points]
-    chosen = _arrange(spots, extents, bars, axes.get_window_extent(renderer))
+    chosen = _arrange(spots, extents, [_box(bar) for bar in bars], _box(axes.get_window_extent(renderer)))
     for spot, place, (_, _, text) in zip(spots, chosen, points, strict=True):
         _write(axes, text, place, size)
         if place.has_line:
@@ -60,11 +61,11 @@ def label_points(
 def _arrange(
     spots: Sequence[tuple[float, float]],
     extents: Sequence[tuple[float, float]],
-    bars: Sequence[Bbox],
-    inside: Bbox,
+    bars: Sequence[_Box],
+    inside: _Box,
 ) -> list[_Place]:
     """The places: one label after another from the most crowded point, then each anew given all others."""
-    markers = [Bbox.from_extents(x - _MARKER, y - _MARKER, x + _MARKER, y + _MARKER) for x, y in spots]
+    markers = [(x - _MARKER, y - _MARKER, x + _MARKER, y + _MARKER) for x, y in spots]
     crowd = [sum(math.dist(a, b) < 80 for b in spots) for a in spots]
     order = sorted(range(len(spots)), key=lambda i: (-crowd[i], i))
     chosen: dict[int, _Place] = {}
@@ -88,15 +89,16 @@ def _arrange(
 def _cost(
     place: _Place,
     spot: tuple[float, float],
-    boxes: Sequence[Bbox],
+    boxes: Sequence[_Box],
     lines: Sequence[_Line],
-    bars: Sequence[Bbox],
-    inside: Bbox,
+    bars: Sequence[_Box],
+    inside: _Box,
 ) -> float:
     """Covered text and points first, then lines across text, then covered bars, then distance."""
-    padded = place.box.padded(_PAD)
+    left, bottom, right, top = place.box
+    padded = left - _PAD, bottom - _PAD, right + _PAD, top + _PAD
     covered = [area for box in boxes if (area := _overlap(padded, box)) > 0]
-    if _overlap(place.box, inside) < 0.999 * place.box.width * place.box.height:
+    if _overlap(place.box, inside) < 0.999 * (right - left) * (top - bottom):
         covered.append(_HARD)
     crossed = sum(_crosses(line, padded) for line in lines)
     if place.has_line:
@@ -129,12 +131,12 @@ def _places(spot: tuple[float, float], width: float, height: float) -> list[_Pla
             x, y = spot[0] + radius * dx, spot[1] + radius * dy
             left = x - width * (0.5 - 0.5 * max(-1.0, min(1.0, 1.6 * dx)))
             bottom = y - height * (0.5 - 0.5 * max(-1.0, min(1.0, 1.6 * dy)))
-            found.append(_Place(Bbox.from_bounds(left, bottom, width, height), (x, y), ring))
+            found.append(_Place((left, bottom, left + width, bottom + height), (x, y), ring))
     return found
 
 
 def _write(axes: Axes, text: str, place: _Place, size: float) -> None:
-    x, y = axes.transData.inverted().transform((place.box.x0, place.box.y0))
+    x, y = axes.transData.inverted().transform(place.box[:2])
     axes.text(
         x,
         y,
@@ -147,16 +149,20 @@ def _write(axes: Axes, text: str, place: _Place, size: float) -> None:
     )
 
 
-def _overlap(a: Bbox, b: Bbox) -> float:
-    width, height = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+def _box(box: Bbox) -> _Box:
+    return float(box.x0), float(box.y0), float(box.x1), float(box.y1)
+
+
+def _overlap(a: _Box, b: _Box) -> float:
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
     return width * height if width > 0 and height > 0 else 0.0
 
 
-def _crosses(line: _Line, box: Bbox) -> bool:
+def _crosses(line: _Line, box: _Box) -> bool:
     """Whether a segment enters a box: the part within both pairs of its sides is not empty."""
     (x0, y0), (x1, y1) = line
     start, end = 0.0, 1.0
-    for at, step, low, high in ((x0, x1 - x0, box.x0, box.x1), (y0, y1 - y0, box.y0, box.y1)):
+    for at, step, low, high in ((x0, x1 - x0, box[0], box[2]), (y0, y1 - y0, box[1], box[3])):
         if step == 0:
             if not low < at < high:
                 return False
