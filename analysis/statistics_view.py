@@ -66,6 +66,11 @@ def p_text(p: float | None) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def sd_text(sd: float) -> str:
+    """A standard deviation with three decimals, one digit where these would be zero."""
+    return f"{sd:.3f}" if sd >= 0.001 or sd == 0 else f"{sd:.1g}"
+
+
 def needed_text(needed: SeedsNeeded | None) -> str:
     """``41 [13, 1512]``: at the measured spread, and at the ends of its interval."""
     if needed is None:
@@ -121,7 +126,7 @@ def _table(title: str, entries: Sequence[Entry], wide: bool) -> Table:
             "difference": interval_text(contrast.ours) if contrast.ours else EMPTY,
             "p": p_text(entry.p),
             "holm": p_text(entry.p_holm),
-            "sd": f"{entry.sd:.3f}",
+            "sd": sd_text(entry.sd),
             "needed": needed_text(entry.needed),
             "joint": interval_text(contrast.joint) if contrast.joint else EMPTY,
             "paper": p_text(entry.paper_size_p),

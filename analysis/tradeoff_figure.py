@@ -31,14 +31,14 @@ def tradeoff_figure(data: TradeOff, title: str) -> Figure:
         FigureCanvasAgg(figure)
         panels = list(figure.subplots(len(data.axes), 1, squeeze=False)[:, 0])
         drawn = [data.points(axis) for axis in data.axes]
-        lows, highs = zip(*(_ends(points) for points in drawn), strict=True)
-        margin = 0.07 * (max(highs) - min(lows))
+        low, high = _ends([point for points in drawn for point in points])
+        margin = 0.07 * (high - low)
         for place, (axes, axis, points) in enumerate(zip(panels, data.axes, drawn, strict=True)):
             bottom = _BELOW + _PANEL * (len(panels) - 1 - place) + _CAPTION
             shape = (_LEFT, bottom, _WIDTH - _LEFT - _RIGHT, _PANEL - _CAPTION)
             axes.set_position((shape[0] / _WIDTH, shape[1] / height, shape[2] / _WIDTH, shape[3] / height))
             _frame(axes, axis, points)
-            axes.set_ylim(min(lows) - margin, max(highs) + margin)
+            axes.set_ylim(low - margin, high + margin)
             axes.set_ylabel("loss minus PreNorm\n(nats per token; lower is better)")
             _draw(axes, points, color)
             if missing := _not_drawn(data, points):
@@ -56,6 +56,8 @@ def _frame(axes: Axes, axis: CostAxis, points: Sequence[Point]) -> None:
     if not points:
         axes.text(0.5, 0.5, axis.absent, transform=axes.transAxes, ha="center", va="center", style="italic")
         axes.set_xticks([])
+        axes.tick_params(left=False, labelleft=False)
+        axes.grid(visible=False)
         return
     values = [p.cost.value for p in points]
     if axis.scale == "symlog":
@@ -111,7 +113,8 @@ def _thin(ends: Any) -> Bbox:
 
 def _ends(points: Sequence[Point]) -> tuple[float, float]:
     values = [v for p in points for v in (p.gain, p.low, p.high) if math.isfinite(v)]
-    return (min(values), max(values)) if values else (-0.01, 0.01)
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return (low, high) if high > low else (low - 0.01, high + 0.01)
 
 
 def _legend(axes: Axes, data: TradeOff, points: Sequence[Point], color: str) -> list[Any]:

@@ -24,7 +24,7 @@ from analysis.joint import components, joint_interval
 from analysis.multiplicity import holm
 from analysis.paired_t import p_value, standard_deviation, t_statistic
 from analysis.power import power, seeds_needed, seeds_needed_with_range, smallest_visible, spread_interval
-from analysis.statistics_view import needed_text, p_text
+from analysis.statistics_view import needed_text, p_text, sd_text
 from analysis.stats import seed_interval
 from analysis.tables import to_text
 from tests.synthetic_runs import table_of, three_seeds, write_run
@@ -293,3 +293,7 @@ def test_p_text() -> None:
         "0.040",
         "1.000",
     ]
+
+
+def test_sd_text() -> None:
+    assert [sd_text(sd) for sd in (0.0, 0.0464, 0.00034, 0.00002)] == ["0.000", "0.046", "0.0003", "2e-05"]
