@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib import patheffects
 from matplotlib.axes import Axes
 from matplotlib.transforms import Bbox
 
@@ -145,7 +144,7 @@ def _write(axes: Axes, text: str, place: _Place, size: float) -> None:
         ha="left",
         va="bottom",
         zorder=6,
-        path_effects=[patheffects.withStroke(linewidth=2, foreground="white")],
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.5},
     )
 
 
