@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
+from analysis.joint import joint_interval
 from analysis.selection import RunRow
 from analysis.stats import Interval, document_interval, point, seed_interval, verdict
 from analysis.step_time import StepTime
@@ -40,12 +42,18 @@ class ArmSpec:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Arm minus ``reference``, nats per token: ours (None if no seed finished both), paper's, verdict."""
+    """Arm minus ``reference``, nats per token: ours (None if no seed finished both), paper's, verdict.
+
+    differences: one per seed that both finished; joint: the interval over seeds and documents, from two seeds
+    on where losses per document are recorded.
+    """
 
     reference: str
     ours: Interval | None
     paper: float
     verdict: str | None
+    differences: tuple[float, ...] = ()
+    joint: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -155,11 +163,15 @@ def compare(row: ArmRow, reference: ArmRow) -> Contrast:
         _require_pair(a, b)
     if not pairs:
         return Contrast(reference.spec.name, None, paper, None)
+    differences = tuple(a.val_loss - b.val_loss for a, b in pairs)
+    documents = [_document_differences(a, b) for a, b in pairs]
+    joint = None
     if len(pairs) > 1:
-        ours = seed_interval([a.val_loss - b.val_loss for a, b in pairs])
+        ours = seed_interval(differences)
+        joint = _over_seeds_and_documents(documents)
     else:
-        ours = _over_documents(*pairs[0])
-    return Contrast(reference.spec.name, ours, paper, verdict(ours, paper))
+        ours = _over_documents(*pairs[0], documents[0])
+    return Contrast(reference.spec.name, ours, paper, verdict(ours, paper), differences, joint)
 
 
 def read_published(path: Path) -> list[dict[str, str]]:
@@ -194,21 +206,39 @@ def _diverged(run: RunRow) -> str:
     return "diverged" if run.diverged_at_step is None else f"diverged at step {run.diverged_at_step}"
 
 
-def _over_documents(a: RunRow, b: RunRow) -> Interval:
+def _document_differences(a: RunRow, b: RunRow) -> pd.DataFrame | None:
+    """Losses of a pair per document, ``difference`` in nats beside ``tokens``; None where not recorded."""
     first, second = a.documents(), b.documents()
     if first is None or second is None:
-        return point(a.val_loss - b.val_loss)
-    if not first.drop(columns="loss_sum").equals(second.drop(columns="loss_sum")):
+        return None
+    same = first.drop(columns="loss_sum")
+    if not same.equals(second.drop(columns="loss_sum")):
         raise DataError(
             f"runs {a.run_id} and {b.run_id} were validated on different documents; retrain one of them"
         )
-    interval = document_interval(first["loss_sum"], second["loss_sum"], first["tokens"])
+    return same.assign(difference=first["loss_sum"] - second["loss_sum"])
+
+
+def _over_documents(a: RunRow, b: RunRow, documents: pd.DataFrame | None) -> Interval:
+    if documents is None:
+        return point(a.val_loss - b.val_loss)
+    interval = document_interval(documents["difference"], np.zeros(len(documents)), documents["tokens"])
     if not math.isclose(interval.estimate, a.val_loss - b.val_loss, abs_tol=1e-3):
         raise DataError(
             f"runs {a.run_id} and {b.run_id}: losses per document differ by {interval.estimate:.4f} nats, "
             f"those of final.json by {a.val_loss - b.val_loss:.4f}; the records are not of one run: retrain"
         )
     return interval
+
+
+def _over_seeds_and_documents(documents: Sequence[pd.DataFrame | None]) -> Interval | None:
+    """None unless every pair has losses per document, of one validation set of two or more documents."""
+    found = [frame for frame in documents if frame is not None]
+    if len(found) < len(documents) or len(found[0]) < 2:
+        return None
+    if any(not frame["tokens"].equals(found[0]["tokens"]) for frame in found):
+        return None
+    return joint_interval(np.stack([frame["difference"] for frame in found]), found[0]["tokens"])
 
 
 def _require_pair(a: RunRow, b: RunRow) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-from analysis.ablation import PAPER_SUBLAYERS, AblationTable, ArmRow, Contrast
+from analysis.ablation import BASELINE, PAPER_SUBLAYERS, AblationTable, ArmRow, Contrast
+from analysis.contrast_statistics import ContrastStatistics, family_statistics
+from analysis.number_text import interval_text, signed
+from analysis.statistics_view import statistics_notes, statistics_record, statistics_tables
 from analysis.stats import DRAWS, LEVEL, VERDICT_RULE, Interval
 from analysis.step_time import how_measured
 from analysis.tables import EMPTY, Column, Table
@@ -19,7 +20,7 @@ def tables(table: AblationTable, title: str, *, experiment: str, wide: bool) -> 
     wide: with standard deviation and parameters (files); without, the first table fits a terminal.
     """
     if table.scale == "published":
-        return [_published(table, title)]
+        return _published(table, title)
     mark = _marks_documents(table)
     columns = [Column("label", "Arm", numeric=False), Column("n", "n"), Column("loss", "loss")]
     columns += [Column("sd", "sd")] if wide else []
@@ -32,24 +33,33 @@ def tables(table: AblationTable, title: str, *, experiment: str, wide: bool) -> 
     ]
     columns += [Column("verdict", "verdict", numeric=False)]
     columns += [Column("paper_loss", "paper loss")] if wide else []
-    main = Table(title, columns, [_main_cells(row, mark) for row in table.rows], _notes(table, experiment))
+    notes = _notes(table, experiment, wide)
+    main = Table(title, columns, [_main_cells(row, mark) for row in table.rows], notes)
+    found = [main]
     rows = [_parent_cells(table, row, mark) for row in table.rows if row.to_parent]
-    if not rows:
-        return [main]
-    parent_columns = [
-        Column("label", "Arm", numeric=False),
-        Column("parent", "minus", numeric=False),
-        Column("difference", "difference [95 %]"),
-        Column("paper", "paper"),
-        Column("verdict", "verdict", numeric=False),
-    ]
-    first, second = main, Table("Against the arm each is a variant of", parent_columns, rows, main.notes)
-    return [Table(first.title, first.columns, first.rows), second]
+    if rows:
+        parent_columns = [
+            Column("label", "Arm", numeric=False),
+            Column("parent", "minus", numeric=False),
+            Column("difference", "difference [95 %]"),
+            Column("paper", "paper"),
+            Column("verdict", "verdict", numeric=False),
+        ]
+        found.append(Table("Against the arm each is a variant of", parent_columns, rows))
+    found += statistics_tables(table, wide=wide)
+    bare = [Table(part.title, part.columns, part.rows) for part in found[:-1]]
+    return [*bare, Table(found[-1].title, found[-1].columns, found[-1].rows, main.notes)]
 
 
 def records(table: AblationTable) -> list[dict[str, object]]:
     """One csv record per row, every digit kept; seeds and run ids are separated by spaces."""
-    return [_record(row, table.num_sublayers) for row in table.rows]
+    to_prenorm = family_statistics([row.to_prenorm for row in table.rows])
+    to_parent = family_statistics([row.to_parent for row in table.rows])
+    return [
+        # A row whose parent is PreNorm has one contrast, and it is in both sets of columns.
+        _record(row, table.num_sublayers, a, b if row.to_parent else a)
+        for row, a, b in zip(table.rows, to_prenorm, to_parent, strict=True)
+    ]
 
 
 def num_blocks(block_size: int, num_sublayers: int) -> int:
@@ -63,7 +73,7 @@ def transformer_blocks(block_size: int) -> str:
     return f"{number} transformer block" + ("" if number == "1" else "s")
 
 
-def _published(table: AblationTable, title: str) -> Table:
+def _published(table: AblationTable, title: str) -> list[Table]:
     columns = [
         Column("label", "Arm", numeric=False),
         Column("paper_loss", "loss"),
@@ -82,7 +92,15 @@ def _published(table: AblationTable, title: str) -> Table:
         "Scale: published. The paper's numbers (arXiv:2603.15031v1), validation loss in nats per token, "
         "printed to 0.001; one run per row, no seeds and no intervals, so no verdict."
     )
-    return Table(title, columns, rows, [note, *_block_note(table)])
+    return [_paper_form(table, title), Table("As differences", columns, rows, [note, *_block_note(table)])]
+
+
+def _paper_form(table: AblationTable, title: str) -> Table:
+    """Variant and loss, in the paper's order; an arm that others are variants of begins a group."""
+    parents = {row.spec.parent for row in table.rows} - {None, BASELINE}
+    rows = [{"label": row.spec.label, "loss": f"{row.spec.paper_loss:.3f}"} for row in table.rows]
+    groups = [place for place, row in enumerate(table.rows) if row.spec.name in parents]
+    return Table(title, [Column("label", "Variant", numeric=False), Column("loss", "loss")], rows, (), groups)
 
 
 def _main_cells(row: ArmRow, mark: bool) -> dict[str, str]:
@@ -117,7 +135,12 @@ def _contrast_cells(contrast: Contrast | None, mark: bool) -> dict[str, str]:
     return cells
 
 
-def _record(row: ArmRow, num_sublayers: int | None) -> dict[str, object]:
+def _record(
+    row: ArmRow,
+    num_sublayers: int | None,
+    to_prenorm: ContrastStatistics | None,
+    to_parent: ContrastStatistics | None,
+) -> dict[str, object]:
     step, size = row.step_time, row.spec.block_size
     record: dict[str, object] = {
         "arm": row.spec.name,
@@ -136,7 +159,10 @@ def _record(row: ArmRow, num_sublayers: int | None) -> dict[str, object]:
         "step_time_ratio_upper_quartile": step.upper_quartile if step else None,
         "paper_loss": row.spec.paper_loss,
     }
-    for name, contrast in (("prenorm", row.to_prenorm), ("parent", row.to_parent or row.to_prenorm)):
+    for name, contrast, statistics in (
+        ("prenorm", row.to_prenorm, to_prenorm),
+        ("parent", row.to_parent or row.to_prenorm, to_parent),
+    ):
         ours = contrast.ours if contrast else None
         has_interval = ours is not None and ours.kind != "none"
         record |= {
@@ -147,12 +173,13 @@ def _record(row: ArmRow, num_sublayers: int | None) -> dict[str, object]:
             f"minus_{name}_n": ours.n if ours else None,
             f"minus_{name}_paper": contrast.paper if contrast else None,
             f"minus_{name}_verdict": contrast.verdict if contrast else None,
+            **statistics_record(statistics, contrast, name),
         }
     record["run_ids"] = " ".join(run.run_id for run in row.done)
     return record
 
 
-def _notes(table: AblationTable, experiment: str) -> list[str]:
+def _notes(table: AblationTable, experiment: str, wide: bool) -> list[str]:
     labels = dict(sorted((run.seeds, run.seed_label) for row in table.rows for run in row.done))
     seeds = ", ".join(labels.values())
     plural = "s" if "," in seeds else ""
@@ -183,7 +210,7 @@ def _notes(table: AblationTable, experiment: str) -> list[str]:
     else:
         command = f"python -m repro.train.step_time experiment={experiment} scale={table.scale}"
         notes.append(f"step × is not measured at this scale: {command}")
-    return [*notes, VERDICT_RULE, *_block_note(table), *table.notes]
+    return [*notes, VERDICT_RULE, *statistics_notes(table, wide=wide), *_block_note(table), *table.notes]
 
 
 def _block_note(table: AblationTable) -> list[str]:
@@ -214,25 +241,6 @@ def _label(table: AblationTable, contrast: Contrast) -> str:
 
 def _interval(interval: Interval, mark: bool) -> str:
     return interval_text(interval) + (DAGGER if mark and interval.kind == "documents" else "")
-
-
-def interval_text(interval: Interval) -> str:
-    """``-0.013 [-0.017, -0.009]``, with more digits where an end that is not zero would read as zero."""
-    if not math.isfinite(interval.low):
-        return signed(interval.estimate)
-    ends = [end for end in (interval.low, interval.high) if end != 0]
-    digits = next((n for n in range(3, 9) if all(round(end, n) != 0 for end in ends)), 9)
-    low, high = (
-        signed(end, digits) if end == 0 or round(end, digits) else f"{end:+.0e}"
-        for end in (interval.low, interval.high)
-    )
-    return f"{signed(interval.estimate, digits)} [{low}, {high}]"
-
-
-def signed(value: float, digits: int = 3) -> str:
-    """A difference with its sign; none for what rounds to zero."""
-    text = f"{value:+.{digits}f}"
-    return text if float(text) else text[1:]
 
 
 def _number(value: float | int | None, form: str) -> str:

@@ -27,6 +27,7 @@ def block_size_figure(
         figure, panels = style.new_figure(10.0 if ours else 5.6, 4.8, 2 if ours else 1)
         losses = {row.spec.name: row.spec.paper_loss for row in published.rows}
         _panel(panels[0], losses, sizes, style.PAPER, "D", published.num_sublayers)
+        _values(panels[0], losses, sizes)
         panels[0].set_title("Paper (436M activated parameters, one run per point)", fontsize=10)
         if ours:
             means = {row.spec.name: row.loss for row in ours.rows if row.loss is not None}
@@ -76,6 +77,23 @@ def _panel(
     depth = f";\nnumber of blocks N at L = {num_sublayers} sublayers" if num_sublayers else ""
     axes.set_xlabel(units + depth)
     axes.set_ylabel("validation loss (nats per token)")
+
+
+def _values(axes: Axes, losses: Mapping[str, float], sizes: Mapping[str, int]) -> None:
+    """The loss at each point and PreNorm's, as the paper prints them; clear of the falling curve."""
+    for arm, size in sizes.items():
+        if arm in losses:
+            place: Any = {"xytext": (2, 7)} if size > 1 else {"xytext": (0, -14), "ha": "center"}
+            axes.annotate(
+                f"{losses[arm]:.3f}",
+                (size, losses[arm]),
+                textcoords="offset points",
+                fontsize=8.5,
+                **place,
+            )
+    if BASELINE in losses:
+        loss, place = losses[BASELINE], {"transform": axes.get_yaxis_transform(), "va": "bottom"}
+        axes.text(0.99, loss, f"{loss:.3f}", fontsize=8.5, ha="right", **place)
 
 
 def _tick(size: int, num_sublayers: int | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 
 from analysis.ablation import AblationTable, Contrast
-from analysis.ablation_view import interval_text, signed
+from analysis.number_text import interval_text, signed
 from analysis.stats import MARGIN, MIN_SEEDS, PAPER_ROUNDING
 
 ContrastCheck = Callable[[AblationTable], tuple[bool | None, str]]

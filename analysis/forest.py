@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import style
 from analysis.ablation import BASELINE, AblationTable, ArmRow
+from analysis.contrast_statistics import ContrastStatistics
+from analysis.statistics_view import p_text, prenorm_family
 
 # Layout in inches: labels, plot, then one column of numbers after another.
 _EDGE, _LABELS, _PLOT, _ROW, _ABOVE, _BELOW = 0.12, 2.65, 4.1, 0.34, 0.85, 0.95
@@ -26,7 +28,7 @@ class _Column:
 
 
 def forest(table: AblationTable, title: str) -> Figure:
-    """Rows as in the table; filled circle and bar: ours and its 95 % interval; hollow diamond: the paper."""
+    """Rows as in the table; circle and bar: ours and its 95 % interval (hollow: one seed); diamond: paper."""
     trained = table.scale != "published"
     columns = _columns(table) if trained else [_PAPER_LOSS, _PAPER_DIFFERENCE]
     width = _EDGE + _LABELS + _PLOT + sum(column.width for column in columns) + _EDGE
@@ -90,7 +92,7 @@ def _draw_row(axes: Axes, y: int, row: ArmRow, columns: list[_Column], trained: 
                 solid_capstyle="butt",
                 zorder=2,
             )
-        axes.plot(ours.estimate, y - 0.14, "o", color=style.OURS, ms=5.5, zorder=4)
+        axes.plot(ours.estimate, y - 0.14, "o", zorder=4, **_marker(ours.kind == "seeds"))
     x = _PLOT
     for column in columns:
         if trained and row.status != "done" and column is columns[0]:
@@ -110,11 +112,17 @@ def _columns(table: AblationTable) -> list[_Column]:
         columns.append(
             _Column("verdict", 1.2, lambda row: (row.to_prenorm and row.to_prenorm.verdict) or "–")
         )
+        statistics = {row.spec.name: entry for row, _, entry in prenorm_family(table)}
+        columns.append(_Column("p\n(Holm)", 0.75, lambda row: p_text(_holm(statistics, row))))
     if any(row.step_time for row in table.rows):
         columns.append(
             _Column("step\ntime ×", 0.75, lambda row: f"{row.step_time.ratio:.2f}" if row.step_time else "–")
         )
     return [*columns, _PAPER_LOSS]
+
+
+def _holm(statistics: Mapping[str, ContrastStatistics], row: ArmRow) -> float | None:
+    return statistics[row.spec.name].p_holm if row.spec.name in statistics else None
 
 
 def _difference(row: ArmRow) -> str:
@@ -132,6 +140,11 @@ _PAPER_DIFFERENCE = _Column(
 _HOLLOW: Any = {"mfc": "white", "mec": style.PAPER, "mew": 1.4, "ms": 5.5}
 
 
+def _marker(filled: bool) -> Any:
+    """Filled where the interval is over seeds: the others, however short, hold no verdict."""
+    return {"color": style.OURS, "ms": 5.5, "mew": 1.4, "mfc": style.OURS if filled else "white"}
+
+
 def _seeds(table: AblationTable) -> str:
     seeds = {seed for row in table.rows for seed in row.seeds}
     return f"{len(seeds)} seed" + ("s" if len(seeds) != 1 else "")
@@ -140,12 +153,16 @@ def _seeds(table: AblationTable) -> str:
 def _legend(figure: Figure, axes: Axes, table: AblationTable, trained: bool) -> None:
     handles = []
     if trained:
-        words = {"seeds": "paired seeds", "documents": "validation documents, one seed"}
-        kinds = sorted({words[i.kind] for i in table.intervals if i.kind in words})
-        label = f"ours, 95 % over {' or '.join(kinds)}" if kinds else "ours"
-        handles += axes.plot([], [], "o-", color=style.OURS, lw=2.2, ms=5.5, label=label)
+        words = {
+            "seeds": "ours, 95 % over paired seeds",
+            "documents": "ours, one seed, 95 % over validation documents alone",
+            "none": "ours, no interval",
+        }
+        kinds = {contrast.ours.kind for row in table.rows if (contrast := row.to_prenorm) and contrast.ours}
+        for kind in [kind for kind in words if kind in kinds]:
+            handles += axes.plot([], [], "o-", lw=2.2, label=words[kind], **_marker(kind == "seeds"))
     handles += axes.plot([], [], "D", label="paper, 436M activated parameters, no interval", **_HOLLOW)
-    figure.legend(handles=handles, loc="lower left", ncols=2, borderaxespad=0.6)
+    figure.legend(handles=handles, loc="lower left", ncols=3, borderaxespad=0.6)
 
 
 def _beside(axes: Axes):  # type: ignore[no-untyped-def]  # x in axes widths, y in rows

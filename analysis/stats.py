@@ -2,9 +2,10 @@
 
 Two runs of an experiment share data order and whatever parameters they have in common, so every comparison is
 paired. Where two or more seeds exist, the unit is the seed: a t interval of the paired differences. With one
-seed the unit is the validation document: a percentile bootstrap of the ratio of sums, in which both arms see
-the same resampled documents. Such an interval says nothing about the spread over seeds, hence its own
-``kind``.
+seed the unit is the validation document: a bootstrap of the ratio of sums (``analysis.bootstrap``), in which
+both arms see the same resampled documents. Such an interval says nothing about the spread over seeds, hence
+its own ``kind``. Seeds and documents jointly are in ``analysis.joint``; p-values, power and equivalence in
+``analysis.paired_t``, ``analysis.power`` and ``analysis.equivalence``.
 
 Documents are resampled, not sequences, since the tokens of a document are not independent (in ``prose`` nine
 speeches hold 44 % of the validation bytes). Sources are not strata: the validation set is a hash split of
@@ -22,12 +23,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-LEVEL = 0.95
+from analysis.bootstrap import DRAWS, LEVEL, document_bounds
+from analysis.bootstrap import SEED as BOOTSTRAP_SEED
+
 MARGIN = 0.005  # nats per token; a smaller difference counts as none
 MIN_SEEDS = 3
 PAPER_ROUNDING = 0.001  # nats: two losses printed to 0.001 differ by up to this much where they are equal
-DRAWS = 5000
-BOOTSTRAP_SEED = 2603
 
 VERDICT_RULE = (
     "Verdict on a contrast: agrees (95 % interval excludes zero on the paper's side), differs (excludes zero "
@@ -42,8 +43,9 @@ VERDICT_RULE = (
 class Interval:
     """A difference of losses with its interval (nats per token).
 
-    kind: ``seeds`` (t, n paired seeds), ``documents`` (bootstrap, n documents, one seed), or ``none`` (low
-    and high are NaN: a single document, or a published number, which comes without an uncertainty).
+    kind: ``seeds`` (t, n paired seeds), ``documents`` (bootstrap, n documents, one seed), ``seeds and
+    documents`` (``analysis.joint``, n seeds), or ``none`` (low and high are NaN: a single document, or a
+    published number, which comes without an uncertainty).
     """
 
     estimate: float
@@ -95,18 +97,8 @@ def document_interval(
     estimate = float(d.sum() / t.sum())
     if d.size == 1:
         return point(estimate)
-    rng = np.random.default_rng(seed)
-    pairs = np.stack([d, t], axis=1)
-    chunk = max(1, 4_000_000 // d.size)  # multiplicities of one chunk stay near 32 MB
-    means = []
-    for start in range(0, draws, chunk):
-        count = min(chunk, draws - start)
-        multiplicity = rng.multinomial(d.size, np.full(d.size, 1 / d.size), size=count)
-        sums = multiplicity @ pairs
-        kept = sums[sums[:, 1] > 0]
-        means.append(kept[:, 0] / kept[:, 1])
-    low, high = np.quantile(np.concatenate(means), [0.5 - level / 2, 0.5 + level / 2])
-    return Interval(estimate, float(low), float(high), "documents", int(d.size))
+    low, high = document_bounds(d, t, level, draws, seed)
+    return Interval(estimate, low, high, "documents", int(d.size))
 
 
 def verdict(

@@ -40,12 +40,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Formatted cells: rows map column keys to text (a missing key is an empty cell); notes stand below."""
+    """Formatted cells: rows map column keys to text (a missing key is an empty cell); notes stand below.
+
+    groups: rows that begin a group and have a rule above them (not in Markdown, which has none).
+    """
 
     title: str
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, str]]
     notes: Sequence[str] = field(default=())
+    groups: Sequence[int] = ()
 
     def cells(self) -> list[list[str]]:
         """The rows as lists of text, in column order."""
@@ -76,7 +80,10 @@ def to_text(table: Table, width: int = TERMINAL_WIDTH) -> str:
         return "  ".join(parts).rstrip()
 
     rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
-    lines = [table.title, rule, line([c.header for c in table.columns]), rule, *map(line, cells), rule]
+    lines = [table.title, rule, line([c.header for c in table.columns]), rule]
+    for index, row in enumerate(cells):
+        lines += [rule, line(row)] if index in table.groups else [line(row)]
+    lines.append(rule)
     for note in table.notes:
         lines += textwrap.wrap(note, width, subsequent_indent="  ")
     return "\n".join(lines) + "\n"
@@ -117,7 +124,10 @@ def to_tex(tables: Sequence[Table]) -> str:
         # Shrinks to the line where it is wider, and is never enlarged.
         lines += [r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"]
         lines += [f"  \\begin{{tabular}}{{{form}}}", r"    \toprule", line([c.header for c in table.columns])]
-        lines += [r"    \midrule", *map(line, table.cells()), r"    \bottomrule", r"  \end{tabular}}"]
+        lines.append(r"    \midrule")
+        for index, row in enumerate(table.cells()):
+            lines += [r"    \midrule", line(row)] if index in table.groups else [line(row)]
+        lines += [r"    \bottomrule", r"  \end{tabular}}"]
         lines += [f"  \\par\\smallskip{{\\footnotesize {tex_escape(note)}}}" for note in table.notes]
         parts.append("\n".join([*lines, r"\end{table}"]) + "\n")
     return "\n".join(parts)

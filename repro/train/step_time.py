@@ -111,7 +111,7 @@ def measure(configs: dict[str, DictConfig], rounds: int = ROUNDS) -> pd.DataFram
     return pd.DataFrame(rows, columns=COLUMNS).round(4)
 
 
-def _stamp(config: DictConfig) -> dict[str, object]:
+def measured_under(config: DictConfig) -> dict[str, object]:
     """What a measurement depends on besides the arm: model, batch, optimizer, execution, machine, code."""
     decides = {key: value for key, value in identity(config).items() if key in _DECIDES}
     decides["runtime"] = {key: config.runtime[key] for key in ("depth_execution", "backend")}
@@ -162,7 +162,7 @@ def main(overrides: list[str]) -> int:
             settings.check_device(config)
         first = configs[BASELINE]
         path = resolve_path(first, first.paths.results) / first.scale / "step_time.csv"
-        stamp = _stamp(first)
+        stamp = measured_under(first)
         if _kept(path, stamp, arms) is not None:
             print(f"step times: already measured, {path}")
             return 0
