@@ -1,9 +1,9 @@
-"""Depth weights (Fig. 8): which sources each sublayer reads, and the numbers behind what the paper says of them.
+"""Depth weights (Fig. 8): which sources each sublayer reads, and the numbers behind what the paper says.
 
-A model's weights are a matrix [L + 1 reads, C columns], NaN where a read has no such source: row l is the read
-of sublayer l (even: attention, odd: MLP, two per transformer block), row L the output read; column 0 is the
-embedding, column c a sublayer output (Full) or a block sum with its partial sum (Block). Weights are means over
-tokens. Tables are in ``analysis.depth_weights_table``, the picture in ``analysis.depth_weights_figure``.
+A model's weights are a matrix [L + 1 reads, C columns], NaN where a read has no such source: row l is the
+read of sublayer l (even: attention, odd: MLP, two per transformer block), row L the output read; column 0 is
+the embedding, column c a sublayer output (Full) or a block sum with its partial sum (Block). Weights are
+means over tokens. Tables are in ``depth_weights_table``, the picture is in ``depth_weights_figure``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class DepthWeights:
         return -1 if column == 0 else min(self.starts[column + 1], read) - 1
 
     def shares(self, read: int) -> np.ndarray:
-        """Weights of the available columns, divided by their sum (digitised rows do not sum to one exactly)."""
+        """Weights of the available columns, divided by their sum (digitised rows sum to one only nearly)."""
         row = self.weights[read, self.columns(read)]
         return row / row.sum()
 
@@ -75,10 +75,10 @@ def statistics(model: DepthWeights, panel: int) -> dict[str, float]:
     """The numbers of one panel; NaN where a quantity does not exist.
 
     Shares of rows count every row (the first pre-attention row has one source and counts). All means are over
-    the rows of transformer blocks 2 and later, of weights that sum to one in each row.  ``previous block``: the
-    row's largest source holds an output of the preceding transformer block or of its own.  ``entropy``: of the
-    mean weights, over that of uniform weights; ``token entropy``: mean over tokens instead.  ``contribution``:
-    weight times RMS of the source, embedding left out, since its RMS is not recorded.
+    the rows of transformer blocks 2 and later, of weights that sum to one in each row.  ``previous block``:
+    the row's largest source holds an output of the preceding transformer block or of its own.  ``entropy``:
+    of the mean weights, over that of uniform weights; ``token entropy``: mean over tokens instead.
+    ``contribution``: weight times RMS of the source, embedding left out, since its RMS is not recorded.
     """
     rows = model.rows(panel)
     later = rows[1:]
@@ -203,7 +203,10 @@ def read_runs(arm: str, label: str, runs: Sequence[RunRow]) -> ArmWeights:
 
 
 def read_published(arm: str, label: str, files: Mapping[int, Path]) -> ArmWeights:
-    """The paper's digitised panels as one model without output read; files: panel -> csv of layer, source, weight."""
+    """The paper's digitised panels as one model without output read.
+
+    files: panel -> csv of layer (transformer block, from 1), source and weight.
+    """
     cells = []
     for panel, path in files.items():
         with path.open(newline="") as file:

@@ -1,7 +1,7 @@
 """What decides a sentence about Fig. 8: exact statistics of the digitised panels, and signs of differences.
 
 A test gives (holds | None, evidence). On the paper's own panels, one model each, a sign is taken as it is; on
-runs the 95 % t interval over seeds must exclude zero, in every comparison of the sentence, and None means open.
+runs the 95 % t interval over seeds must exclude zero, in every comparison of the sentence; None means open.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DepthWeightsData:
 
 
 def digitised(expected: Mapping[Side, float], tolerance: float, rows: int | None = None) -> Test:
-    """Statistics of the paper's panels are the expected ones; rows: the unit is a row count out of so many."""
+    """Statistics of the paper's panels are the expected ones; rows: they are counts out of so many rows."""
 
     def test(data: DepthWeightsData) -> Outcome:
         found = {

@@ -1,4 +1,4 @@
-"""Fig. 8: depth weights as pictures, a row per read and a column per source, one colour scale over all panels.
+"""Fig. 8: depth weights as pictures, a row per read and a column per source, one colour scale for all.
 
 A cell without a source is hatched, never drawn as zero; a dot marks the largest weight of a row.
 """
@@ -16,7 +16,6 @@ from analysis import style
 from analysis.depth_weights import PANELS, ArmWeights, DepthWeights
 
 COLOURS, HATCH, MISSING = "viridis", "////", "#FFFFFF"
-SCALE = {"vmin": 0.0, "vmax": 1.0}
 
 
 def depth_weights_figure(arms: Sequence[ArmWeights], title: str) -> Figure:
@@ -63,7 +62,13 @@ def _draw(axes: Axes, weights: np.ndarray) -> None:
     axes.set_facecolor(MISSING)
     axes.patch.set(hatch=HATCH, edgecolor="#A8A8A8", linewidth=0)
     axes.imshow(
-        np.ma.masked_invalid(weights), cmap=COLOURS, aspect="auto", interpolation="nearest", zorder=2, **SCALE
+        np.ma.masked_invalid(weights),
+        cmap=COLOURS,
+        vmin=0.0,
+        vmax=1.0,
+        aspect="auto",
+        interpolation="nearest",
+        zorder=2,
     )
     for row, values in enumerate(weights):
         if np.isfinite(values).any():

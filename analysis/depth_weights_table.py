@@ -1,4 +1,4 @@
-"""Fig. 8 in numbers: a table per arm, the paper's panels beside ours, and csv records of statistics and weights."""
+"""Fig. 8 in numbers: a table per arm, the paper's panels beside ours; records of statistics and weights."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from analysis.tables import EMPTY, Column, Table
 
 LABELS = {
     "predecessor": "max at predecessor",
-    "previous block": "max in this or previous block",
+    "previous block": "max in this or last block",
     "embedding": "embedding weight",
     "last source": "predecessor weight",
     "largest": "largest weight of a row",
     "attention": "weight on attention outputs",
     "mlp": "weight on MLP outputs",
-    "entropy": "entropy / uniform, mean weights",
-    "token entropy": "entropy / uniform, per token",
+    "entropy": "entropy / uniform, mean",
+    "token entropy": "entropy / uniform, by token",
     "contribution predecessor": "max of weight x RMS there",
     "contribution attention": "attention's part of weight x RMS",
 }
@@ -29,10 +29,10 @@ NOTES = (
     "Rows are the reads of the transformer blocks, the first pre-attention row (one source) included in the "
     "counts; means are over blocks 2 and later, of weights that sum to one in each row.",
     "Predecessor: the newest source, i.e. the last sublayer output (Full) or the partial sum or block just "
-    "completed (Block). This or previous block: the largest source holds an output of the same or the preceding "
+    "completed (Block). This or last block: the largest source holds an output of the same or the preceding "
     "transformer block. A block sum mixes attention and MLP outputs, hence no such split for Block.",
-    "Entropy of the mean weights misses what varies over tokens; per token is the mean of each token's entropy. "
-    "Weight x RMS leaves the embedding out (its size is not recorded).",
+    "Entropy of the mean weights misses what varies over tokens; by token is the mean of each token's "
+    "entropy. Weight x RMS leaves the embedding out (its size is not recorded).",
 )
 COLUMNS = ("paper 0", "ours 0", "paper 1", "ours 1", "ours out")
 
@@ -105,7 +105,7 @@ def _arm(data: DepthWeightsData, arm: str, title: str) -> Table:
     paper, ours = data.paper[arm], data.ours.get(arm)
     rows = []
     for name, label in LABELS.items():
-        row = {"label": label + (f", rows of {_num_rows(name, ours or paper)}" if name in COUNTED else "")}
+        row = {"label": label + (f" (of {_num_rows(name, ours or paper)})" if name in COUNTED else "")}
         for panel in PANELS:
             row[f"paper {panel}"] = _cell(name, paper.statistic(panel, name), paper)
             row[f"ours {panel}"] = _cell(name, ours.statistic(panel, name) if ours else None, ours)
@@ -126,7 +126,7 @@ def _arm(data: DepthWeightsData, arm: str, title: str) -> Table:
 
 def _header(key: str) -> str:
     who, _, panel = key.partition(" ")
-    return f"{who}, " + {"0": "pre-attn", "1": "pre-MLP", "out": "output read"}[panel]
+    return f"{who} " + {"0": "pre-attn", "1": "pre-MLP", "out": "output read"}[panel]
 
 
 def _who(arm: ArmWeights) -> str:

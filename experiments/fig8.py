@@ -1,4 +1,4 @@
-"""Fig. 8: which sources each read of Full and Block prefers, and whether the paper's sentences about it hold."""
+"""Fig. 8: which sources each read of Full and Block prefers, and whether the paper's sentences hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def render(source: Source) -> Rendered:
         ours = {arm.arm: arm for arm in found if arm.models}
         if not ours:
             raise DataError(
-                f"no finished runs of fig8 at scale {source.scale}: make fig8 SCALE={source.scale}"
+                f"no finished runs of fig8 at scale {source.scale}: make fig8 SCALE={source.scale} "
+                "trains them"
             )
     data = DepthWeightsData(source.scale, paper, ours)
     tables = view.tables(data, TITLE, notes)
@@ -68,9 +69,9 @@ ITEM = PaperItem(
     name="fig8",
     title=TITLE,
     claim=(
-        "Each sublayer attends most to its immediate predecessor, with selected sources far back; the embedding "
-        "keeps weight throughout, most before attention, and reads before MLPs are sharper and more local; Block "
-        "keeps this structure with sharper weights."
+        "Each sublayer attends most to its immediate predecessor, with selected sources far back; the "
+        "embedding keeps weight throughout, most before attention, and reads before MLPs are sharper and "
+        "more local; Block keeps this structure with sharper weights."
     ),
     experiment="fig8",
     arms=tuple(ARMS),
