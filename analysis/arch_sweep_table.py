@@ -118,8 +118,8 @@ def _paper_cells(paper: Sweep) -> Table:
     ]
     note = (
         "The paper prints losses only. Shapes are solved for 2.3e8 activated parameters and tokens for "
-        "6.5e19 FLOPs by the account inferred from Table 2 (256 experts, d_ff / d = 0.45), in real numbers; the "
-        "last column is the parameter error after rounding L_b, d and H."
+        "6.5e19 FLOPs by the account inferred from Table 2 (256 experts, d_ff / d = 0.45), in real numbers; "
+        "the last column is the parameter error after rounding L_b, d and H."
     )
     return Table("Cells of the paper", columns, rows, [note])
 
@@ -151,9 +151,9 @@ def _our_cells(ours: Sweep) -> Table:
     ]
     note = (
         "N %, C %: by how much whole numbers miss the fixed parameters (without embedding and head) and "
-        "compute, PreNorm's; AttnRes adds its mixing on top. Ratios %: the same for d / L_b, H / L_b and m / d. "
-        "Heads are d / H wide, so H / L_b changes their size and not the parameters of attention; the paper's "
-        "have size 128."
+        "compute, PreNorm's; AttnRes adds its mixing on top. Ratios %: the same for d / L_b, H / L_b and "
+        "m / d. Heads are d / H wide, so H / L_b changes their size and not the parameters of attention; the "
+        "paper's have size 128."
     )
     return Table("Cells", columns, rows, [note])
 
