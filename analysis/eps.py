@@ -151,7 +151,7 @@ def _deviation_table(data: EpsData, found: Deviations, title: str, labels: Mappi
         Column("init", "initialisation", numeric=False),
         Column("arm", "arm", numeric=False),
         Column("depth", "transformer blocks"),
-        *(Column(f"{eps:g}", f"eps {eps:g}") for eps in found.levels(3)),
+        *(Column(f"{eps:g}", f"eps {eps_label(eps)}") for eps in found.levels(3)),
     ]
     rows = []
     for init in found.levels(0):
@@ -181,7 +181,7 @@ def _loss_table(data: EpsData, title: str, labels: Mapping[str, str]) -> Table:
             columns.append(Column(f"{arm} gap", "minus PreNorm"))
     rows = []
     for eps in data.eps:
-        row = {"eps": f"{eps:g}"}
+        row = {"eps": eps_label(eps)}
         for arm in data.losses.arms:
             loss, gap = data.loss(arm, eps), data.gap(arm, eps)
             diverged = data.losses.losses.get(((eps,), arm), 0.0) is None
@@ -196,6 +196,11 @@ def _loss_table(data: EpsData, title: str, labels: Mapping[str, str]) -> Table:
         *data.notes,
     ]
     return Table(title, columns, rows, notes)
+
+
+def eps_label(eps: float) -> str:
+    """As 1e-5."""
+    return f"{eps:.0e}".replace("e-0", "e-")
 
 
 def init_label(init: Init) -> str:

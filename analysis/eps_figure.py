@@ -25,9 +25,11 @@ def eps_figure(data: EpsData, labels: Mapping[str, str]) -> Figure:
     with style.styled():
         figure, panels = style.new_figure(max(5.6, 4.6 * columns), 4.8, columns)
         if data.deviations:
+            every = [v for found in data.deviations.values.values() for v in found]
+            low, high = min(every), max(every)
             for axes, init in zip(panels, inits, strict=False):
                 _deviations(axes, data.deviations, init, labels)
-                axes.sharey(panels[0])
+                axes.set_ylim(low / 2, high * 2)
         if data.losses:
             _losses(panels[-1], data, labels)
         handles: dict[str, Any] = {}

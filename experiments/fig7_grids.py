@@ -37,8 +37,8 @@ def _like(
 
 
 # The paper's heads have size 128 whatever the width; ours are d / H wide, so H / L_b changes the size of
-# heads and not the parameters of attention. Quick: one of the cells is the scale's own model. Cpu: the scale's
-# model with a quarter of its tokens, so that eighteen runs take about two hours on two cores.
+# heads and not the parameters of attention. Quick: one of the cells is the scale's own model. Cpu: that
+# scale's model with a quarter of its tokens, so that eighteen runs take about two hours on two cores.
 GRIDS = {
     "smoke": _like(Shape(24, 8, 2, 66, 2560), (3, 6), (0.25, 0.5), 64, 32, 8),
     "quick": _like(Shape(64, 16, 4, 176, 655360), (2, 4, 8), (0.125, 0.25, 0.5), 2048, 128, 16),
