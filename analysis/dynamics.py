@@ -118,6 +118,12 @@ def read_runs(arm: str, label: str, runs: Sequence[RunRow]) -> ArmDynamics:
         rows = metrics[metrics["kind"] == "val"]
         curves.append(Curve(*(rows[key].to_numpy(dtype=np.float64) for key in ("step", "tokens", "loss"))))
         arrays = load_arrays(run.directory, "depth_norms")
+        for norm in NORMS:
+            # A partial sum that a run adds up for the record alone gets no gradient of its own. Its newest
+            # output acts through it only, so the two gradients are the same.
+            name, same = f"stream_grad_{norm}", f"output_grad_{norm}"
+            if name in arrays and same in arrays:
+                arrays[name] = np.where(np.isfinite(arrays[name]), arrays[name], arrays[same])
         series.append(
             {
                 name: arrays[name][-1]

@@ -117,7 +117,7 @@ def _depth(axes: Axes, arms: Sequence[ArmDynamics], name: str, title: str) -> No
 
 
 def _plain(value: float, _: int) -> str:
-    return f"{value:g}" if value >= 1e-3 else f"{value:.0e}".replace("e-0", "e-")
+    return f"{value:g}" if value >= 1e-3 else f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
 
 
 def _look(arm: str) -> tuple[str, str]:

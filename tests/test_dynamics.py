@@ -81,6 +81,17 @@ def test_numbers_from_records(tmp_path: Path) -> None:
     assert outcomes["Block's validation loss ends below PreNorm's."][1].startswith("-0.120 [")
 
 
+def test_a_partial_sum_without_a_gradient_has_that_of_its_newest_output(tmp_path: Path) -> None:
+    _write(tmp_path / "runs", "block_s4", 1, [7.0, 5.0, 4.5], [1, 2, 1, 4])
+    (directory,) = (tmp_path / "runs/quick/block_s4").iterdir()
+    arrays = {f"{t}{g}_{n}": np.ones(4) for t in TENSORS for g in ("", "_grad") for n in NORMS}
+    arrays["stream_grad_rms"] = np.array([1.0, 3.0, np.nan, np.nan])
+    arrays["output_grad_rms"] = np.array([1.0, 3.0, 5.0, 9.0])
+    write_npz(directory / "depth_norms.npz", add_snapshot(None, 199, {}, arrays))
+    data = ITEM.render(Source("quick", tmp_path / "runs", tmp_path / "results")).data
+    assert data.arm("block", False).blocks("stream_grad_rms").tolist() == [[3.0, 9.0]]
+
+
 def test_one_seed_gives_no_verdict(tmp_path: Path) -> None:
     _runs(tmp_path / "runs", 1)
     data = ITEM.render(Source("quick", tmp_path / "runs", tmp_path / "results")).data
