@@ -165,8 +165,13 @@ def select(runs: Sequence[RunRow], scale: str, setting: str | None = None) -> tu
 
 
 def departures(run: RunRow, scale: str) -> dict[str, Any]:
-    """Where a run's setting differs from ``conf/scale/<scale>.yaml``: dotted key -> the run's value."""
-    expected = _flat(_yaml(CONF / "scale" / f"{scale}.yaml"))
+    """Where a run's setting differs from ``conf/scale/<scale>.yaml``: dotted key -> the run's value.
+
+    What the scale does not set is that of ``conf/model/decoder.yaml``, where it is a number there (eps).
+    """
+    model = _flat({"model": _yaml(CONF / "model" / "decoder.yaml")})
+    numbers = {key: value for key, value in model.items() if _is_number(value)}
+    expected = {**numbers, **_flat(_yaml(CONF / "scale" / f"{scale}.yaml"))}
     setting = run.setting
     return {
         key: setting[key]
@@ -216,6 +221,14 @@ def _differing(groups: Iterable[Sequence[RunRow]]) -> list[str]:
     settings = [group[0].setting for group in groups]
     keys = sorted({key for setting in settings for key in setting})
     return [key for key in keys if len({json.dumps(setting.get(key)) for setting in settings}) > 1]
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _same(a: object, b: object) -> bool:

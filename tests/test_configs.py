@@ -141,8 +141,14 @@ def test_gpu_trainers_compose() -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_between_arms_of_an_experiment_only_the_arm_differs(experiment: str) -> None:
-    """But for what an experiment says it sweeps: learning rates and initialisations."""
-    swept = {"lr": "optim.lr", "lr_fairness": "optim.lr", "init": "model.init"}.get(experiment)
+    """But for what an experiment says it sweeps: learning rates, initialisations, shapes."""
+    swept = {
+        "lr": "optim.lr",
+        "lr_fairness": "optim.lr",
+        "init": "model.init",
+        "eps": "model.norm_eps",
+        "fig7": ("model.", "budget.tokens"),
+    }.get(experiment)
     batch = jobs(experiment)
     configs = [composed(f"experiment={experiment}", *overrides) for overrides in batch]
     assert len({run_id(config) for config in configs}) == len(configs) >= 2
