@@ -1,15 +1,15 @@
 """Compute advantage: how many times the baseline's compute a method's loss would have cost (Fig. 4, 1.25x).
 
-With L_b and L_m the fitted curves, the advantage at a loss l is C_b(l) / C_m(l). It may be asked for at a loss, at a
-compute of the method (l = L_m(C): the paper's 1.25x, at 5.6 PFLOP/s-days) or at a compute of the baseline
-(l = L_b(C)); they differ where the exponents do.
+With L_b and L_m the fitted curves, the advantage at a loss l is C_b(l) / C_m(l). It may be asked for at a
+loss, at a compute of the method (l = L_m(C): the paper's 1.25x, at 5.6 PFLOP/s-days) or at a compute of the
+baseline (l = L_b(C)); they differ where the exponents do.
 
-The interval of one fit: the points of the two curves are paired by size, and what a size does to both (its shape,
-its learning rate, its place on the compute axis) is in both residuals. With OLS in log-log, that the advantage is
-exp(r) at the method's compute C is the linear statement
+The interval of one fit: the points of the two curves are paired by size, and what a size does to both (its
+shape, its learning rate, its place on the compute axis) is in both residuals. With OLS in log-log, that the
+advantage is exp(r) at the method's compute C is the linear statement
     a_b - alpha_b (log C + r) - (a_m - alpha_m log C) = 0,
-whose profile over all coefficients, with the covariance of the paired residuals, is a quadratic in r (Fieller).
-Student's t with n - 2 degrees of freedom.
+whose profile over all coefficients, with the covariance of the paired residuals, is a quadratic in r
+(Fieller). Student's t with n - 2 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def paired_interval(
 ) -> tuple[float, float]:
     """The interval of the advantage from the scatter of the points about their two OLS lines.
 
-    compute, loss: (baseline [n], method [n]), paired by size, n >= 3.  An end is 0 or infinite where the data do not
-    bound it.  At a loss, the interval is that at the method's fitted compute for this loss.
+    compute, loss: (baseline [n], method [n]), paired by size, n >= 3.  An end is 0 or infinite where the data
+    do not bound it.  At a loss, the interval is that at the method's fitted compute for this loss.
     """
     xs = [np.log(np.asarray(c, dtype=np.float64)) for c in compute]
     ys = [np.log(np.asarray(l, dtype=np.float64)) for l in loss]
@@ -97,7 +97,7 @@ def paired_interval(
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The largest change of an advantage when one loss moves by ``STEP`` nats either way, and which loss it is.
+    """The largest change of an advantage when one loss moves by ``STEP`` nats, and which loss it is.
 
     curve: 0 baseline, 1 method; index: the point.
     """

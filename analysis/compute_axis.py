@@ -2,12 +2,13 @@
 
 - ``digitised``  the places of the stars in the paper's Fig. 4 (published numbers only);
 - ``6nd``        6 N D, N activated parameters without embeddings, D tokens;
-- ``account``    the FLOPs of every product. For the paper's models an estimate that puts the stars where they are
-                 drawn to 0.4 %: 6 N D, and per token and sublayer MLA's scores and values over the causal half, KDA's
-                 state and chunk products (FLOPs per head and token as Kimi Linear gives them). For runs here, the
-                 FLOPs per token that a run recorded (the head, attention and the arm's own mixing included).
+- ``account``    the FLOPs of every product. For the paper's models an estimate that meets the stars to 0.4 %:
+                 6 N D, MLA's scores and values over the causal half, and KDA's state and chunk products
+                 (FLOPs per head and token as Kimi Linear gives them). For runs here, the FLOPs per token
+                 that a run recorded: the head, attention and the arm's own mixing included.
 
-6 N D is 21 to 27 % short of the stars, and by another factor at each size, so a multiple of compute depends on it.
+6 N D is 21 to 27 % short of the stars, and by another factor at each size, so a multiple of compute depends
+on it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def six_nd(parameters: Number, tokens: Number) -> Number:
 
 
 def paper_account(parameters: Array, tokens: Array, num_transformer_blocks: Array, heads: Array) -> Array:
-    """FLOPs of training of the paper's models, arrays [n]; one block in four (rounded up) is MLA, the others KDA."""
+    """FLOPs of training of the paper's models [n]: one block in four (rounded up) is MLA, the others KDA."""
     mla = np.ceil(num_transformer_blocks / 4)
     kda = num_transformer_blocks - mla
     attention = 6.0 * _CONTEXT * heads * _MLA_HEAD * mla

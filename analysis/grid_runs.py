@@ -22,7 +22,9 @@ def table_of_scale(folder: str, scale: str) -> dict[str, Any]:
     """``conf/<folder>/<scale>.yaml``; a ``DataError`` naming the scales that have one."""
     path = CONF / folder / f"{scale}.yaml"
     if not path.exists():
-        known = sorted(p.relative_to(CONF / folder).with_suffix("").as_posix() for p in (CONF / folder).glob("**/*.yaml"))
+        known = sorted(
+            p.relative_to(CONF / folder).with_suffix("").as_posix() for p in (CONF / folder).glob("**/*.yaml")
+        )
         raise DataError(f"scale {scale} is not in conf/{folder}; those that are: {', '.join(known)}")
     return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
@@ -32,8 +34,9 @@ def runs_by_place(
 ) -> tuple[dict[str, list[RunRow]], list[str]]:
     """The runs of each place, one per arm and seeds, and notes on those left out.
 
-    Runs that differ in anything but what the places set are another study: of several, the newest semantics, then the
-    one with most cells (place and arm), then the one closest to the scale's file.  A ``DataError`` if there is none.
+    Runs that differ in anything but what the places set are another study: of several, the newest semantics,
+    then the one with most cells (place and arm), then the one closest to the scale's file.  A ``DataError``
+    if there is none.
     """
     keys = {key for row in places.values() for key in row}
     groups: dict[str, list[RunRow]] = {}
@@ -50,7 +53,7 @@ def runs_by_place(
 
     chosen = min(groups.values(), key=rank)
     left = sum(map(len, groups.values())) - len(chosen)
-    notes = [f"{left} runs of the same shapes under other settings are left out."] if left else []
+    notes = [f"{left} runs under other settings are left out."] if left else []
     found = {}
     for name in places:
         own = [run for run in chosen if place_of(run, places) == name]

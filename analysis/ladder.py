@@ -1,8 +1,9 @@
 """A ladder: sizes by arms, each cell a loss and its compute; from the paper's Table 2 or from runs here.
 
-Shapes: K arms (the baseline first), n sizes, R seeds.  Of runs, a size is one of ``conf/ladder/sizes/<scale>.yaml``,
-found by what it sets, so a run that was trained for another table is a point too.  A size counts where every arm
-has a loss for the same seeds: otherwise it is shown, and is in no fit.
+Shapes: K arms (the baseline first), n sizes, R seeds.  Of runs, a size is one of
+``conf/ladder/sizes/<scale>.yaml``, found by what it sets, so a run that was trained for another table is a
+point too.  A size counts where every arm has a loss for the same seeds: otherwise it is shown, and is in no
+fit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis.ablation import read_published
 from analysis.compute_axis import PFLOPS_DAY, TFLOP, paper_account, six_nd
@@ -53,8 +55,8 @@ class Size:
 class Ladder:
     """losses: [K, n], mean over seeds, NaN where there is none; compute: axis -> [K, n], in ``unit``.
 
-    by_seed: [R, K, n] over the seeds that all arms share, None for published numbers; status: [K][n], ``done``,
-    ``published`` or what became of the cell; runs: those behind the losses.
+    by_seed: [R, K, n] over the seeds that all arms share, None for published numbers; status: [K][n],
+    ``done``, ``published`` or what became of the cell; runs: those behind the losses.
     """
 
     scale: str
@@ -77,9 +79,9 @@ class Ladder:
         return tuple(self.compute)
 
     @property
-    def complete(self) -> Array:
+    def complete(self) -> npt.NDArray[np.bool_]:
         """Which sizes have a loss for every arm: [n], bool."""
-        return np.isfinite(self.losses).all(0)
+        return np.asarray(np.isfinite(self.losses).all(0))
 
     def fitted(self) -> Ladder:
         """The complete sizes alone; a ``DataError`` where fewer than three are, which fit nothing."""
@@ -94,9 +96,7 @@ class Ladder:
             sizes=tuple(size for size, kept in zip(self.sizes, keep, strict=True) if kept),
             losses=self.losses[:, keep],
             compute={axis: values[:, keep] for axis, values in self.compute.items()},
-            status=tuple(
-                tuple(s for s, kept in zip(row, keep, strict=True) if kept) for row in self.status
-            ),
+            status=tuple(tuple(s for s, kept in zip(row, keep, strict=True) if kept) for row in self.status),
             by_seed=None if self.by_seed is None else self.by_seed[:, :, keep],
             cells=None if self.cells is None else _renumbered(self.cells, np.flatnonzero(keep)),
         )
@@ -137,7 +137,7 @@ def published_ladder(path: Path, columns: Mapping[str, tuple[str, str]]) -> Ladd
 def ladder_of_runs(
     scale: str, labels: Mapping[str, str], runs: Sequence[RunRow], problems: Sequence[str] = ()
 ) -> Ladder:
-    """The runs of ``conf/experiment/table2.yaml``; labels: arm -> text, the baseline first.  Compute in TFLOP.
+    """The runs of ``conf/experiment/table2.yaml``; labels: arm -> text, baseline first.  Compute in TFLOP.
 
     problems: notes on runs that could not be read.
     """
@@ -152,7 +152,9 @@ def ladder_of_runs(
     }
     shared = _shared_seeds(found)
     cells = {
-        place: tuple(sorted((r for r in cell if r.status == "done" and r.seeds in shared), key=lambda r: r.seeds))
+        place: tuple(
+            sorted((r for r in cell if r.status == "done" and r.seeds in shared), key=lambda r: r.seeds)
+        )
         for place, cell in found.items()
     }
     shape = (len(arms), len(wanted))
@@ -206,7 +208,9 @@ def recorded_account(run: RunRow) -> tuple[float, float]:
         return math.nan, math.nan
 
 
-def _size(name: str, row: Mapping[str, Any], found: Mapping[tuple[int, int], Sequence[RunRow]], i: int) -> Size:
+def _size(
+    name: str, row: Mapping[str, Any], found: Mapping[tuple[int, int], Sequence[RunRow]], i: int
+) -> Size:
     baseline = found[0, i]
     parameters = recorded_account(baseline[0])[0] if baseline else math.nan
     return Size(
@@ -224,7 +228,7 @@ def _status(found: Sequence[RunRow], used: Sequence[RunRow]) -> str:
 
 
 def _renumbered(
-    cells: Mapping[tuple[int, int], tuple[RunRow, ...]], kept: Array
+    cells: Mapping[tuple[int, int], tuple[RunRow, ...]], kept: npt.NDArray[np.intp]
 ) -> dict[tuple[int, int], tuple[RunRow, ...]]:
     places = {int(old): new for new, old in enumerate(kept)}
     return {(k, places[i]): cell for (k, i), cell in cells.items() if i in places}

@@ -25,7 +25,9 @@ def ladder_figure(ladder: Ladder, paper: Ladder) -> Figure:
         if ours:
             _panel(panels[1], ladder)
             count = len(ladder.seeds)
-            panels[1].set_title(f"Ours (scale {ladder.scale}, {count} seed{'s' * (count != 1)} per point)", fontsize=10)
+            panels[1].set_title(
+                f"Ours (scale {ladder.scale}, {count} seed{'s' * (count != 1)} per point)", fontsize=10
+            )
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="lower center", ncols=len(labels))
         figure.tight_layout(rect=(0, 0.08, 1, 1), w_pad=2.5)
@@ -46,12 +48,18 @@ def _panel(axes: Axes, ladder: Ladder) -> None:
             if interval and math.isfinite(interval.low):
                 axes.plot([x, x], [interval.low, interval.high], color=COLORS[k], lw=2.2, alpha=0.5, zorder=2)
             if not math.isfinite(gaps[i]):
-                where: Any = {"transform": axes.get_xaxis_transform(), "rotation": 90, "ha": "center", "va": "bottom"}
+                where: Any = {
+                    "transform": axes.get_xaxis_transform(),
+                    "rotation": 90,
+                    "ha": "center",
+                    "va": "bottom",
+                }
                 axes.text(x, 0.03, f"{label}: {ladder.status[k][i]}", fontsize=8, style="italic", **where)
     names = [f"{size.name}\nL_b = {size.num_transformer_blocks}" for size in ladder.sizes]
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.6, len(names) - 0.4)
-    kinds = {i.kind for k in range(1, len(ladder.arms)) for n in range(len(names)) if (i := difference(ladder, k, 0, n))}
+    cells = [(k, n) for k in range(1, len(ladder.arms)) for n in range(len(names))]
+    kinds = {found.kind for k, n in cells if (found := difference(ladder, k, 0, n))}
     over = {"seeds": "bars: 95 %, paired seeds", "documents": "bars: 95 %, validation documents, one seed"}
     told = "; ".join(over[kind] for kind in sorted(kinds) if kind in over)
     axes.set_xlabel("size, and its transformer blocks" + (f"\n{told}" if told else ""))

@@ -15,7 +15,7 @@ from analysis.tables import EMPTY, Column, Table
 
 @dataclass(frozen=True)
 class Contrast:
-    """An arm minus the baseline at one size, nats: ours (None where a cell is not done), the paper's, the verdict."""
+    """An arm minus the baseline at one size, nats; ours is None where a cell is not done."""
 
     arm: int
     size: int
@@ -36,7 +36,7 @@ def contrasts(ladder: Ladder, paper: Ladder) -> list[Contrast]:
 
 
 def difference(ladder: Ladder, k: int, reference: int, i: int) -> Interval | None:
-    """Arm k minus another arm at size i: t over paired seeds, over documents for one seed, None where not done."""
+    """Arm k minus another at size i: t over paired seeds, for one seed over documents, else None."""
     if ladder.by_seed is None or not np.isfinite(ladder.losses[[reference, k], i]).all():
         return None
     differences = ladder.by_seed[:, k, i] - ladder.by_seed[:, reference, i]
@@ -71,7 +71,11 @@ def loss_tables(ladder: Ladder, paper: Ladder, title: str, *, wide: bool) -> lis
         rows.append(row)
     notes = [
         f"Scale: {ladder.scale}. Validation loss in nats per token"
-        + (", in brackets minus PreNorm; one run per cell, no uncertainty is published." if published else ".")
+        + (
+            ", in brackets minus PreNorm; one run per cell, no uncertainty is published."
+            if published
+            else "."
+        )
         + f" N: parameters without embeddings. C: compute of {ladder.labels[0]} in {ladder.unit}."
     ]
     if published:
@@ -79,7 +83,8 @@ def loss_tables(ladder: Ladder, paper: Ladder, title: str, *, wide: bool) -> lis
         return [Table(title, columns, rows, notes)]
     count = len(ladder.seeds)
     notes.append(
-        f"{count} seed{'s' * (count != 1)} per cell ({', '.join(ladder.seeds) or 'none'}); sizes in the paper's order, "
+        f"{count} seed{'s' * (count != 1)} per cell ({', '.join(ladder.seeds) or 'none'}); sizes in the "
+        "paper's order, "
         "deep and narrow; tokens per parameter are the same at every size."
     )
     notes += [*_missing(ladder), *ladder.notes]
@@ -88,9 +93,12 @@ def loss_tables(ladder: Ladder, paper: Ladder, title: str, *, wide: bool) -> lis
 
 PAPER_NOTES = [
     "Full is not better than mHC-lite at 241M (1.874 against 1.869), though the text says Full beats mHC.",
-    "Block uses N = 8 blocks, but the number of sublayers, 2 L_b = 24, 26, 28, 32, 34, is no multiple of 8 at 241M, "
-    "296M and 528M; the paper does not say how these were cut. Here N = 8 at any depth (conf/arm/block_n8.yaml).",
-    "C, 6nd is 6 N D; it is 21 to 27 % below the stars of Fig. 4 (digitised), which the full FLOP account meets to "
+    "Block uses N = 8 blocks, but the number of sublayers, 2 L_b = 24, 26, 28, 32, 34, is no multiple of "
+    "8 at 241M, "
+    "296M and 528M; the paper does not say how these were cut. Here N = 8 at any depth "
+    "(conf/arm/block_n8.yaml).",
+    "C, 6nd is 6 N D; it is 21 to 27 % below the stars of Fig. 4 (digitised), which the full FLOP account "
+    "meets to "
     "0.4 % (facts of the account: analysis/compute_axis.py).",
 ]
 

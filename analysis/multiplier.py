@@ -1,22 +1,24 @@
 """The compute multiplier, measured: how much more compute the baseline needs to reach the method's loss.
 
-The baseline is trained at several multiples m of the method's tokens, at one shape; the losses are paired by seed.
-d(m, seed) = baseline's loss at m minus the method's loss falls as m grows, and the multiplier is where its mean over
-seeds is zero. d is taken to be a line in log m over the multiples that were trained (a learning rate schedule ends
-with each budget, so every multiple is a run of its own); level a and slope b of each seed's line give
+The baseline is trained at several multiples m of the method's tokens, at one shape; the losses are paired by
+seed. d(m, seed) = baseline's loss at m minus the method's loss falls as m grows, and the multiplier is where
+its mean over seeds is zero. d is taken to be a line in log m (a learning rate schedule ends with each budget,
+so every multiple is a run of its own): over all multiples, or, where its curvature is told from zero over
+seeds, over the two multiples between which the mean changes sign. Level a and slope b of each seed's line
+give
 
     log multiplier = mean a / mean b,
 
-with Fieller's interval over seeds (t, n - 1 degrees of freedom): all r for which mean(a - r b) is not told from zero.
-It is unbounded where the slope is not told from zero. A value outside the multiples that were trained is an
-extrapolation, and is reported as out of range.
+with Fieller's interval over seeds (t, n - 1 degrees of freedom): all r for which mean(a - r b) is not told
+from zero. It is unbounded where the slope is not told from zero. Outside the multiples that were trained the
+multiplier is undefined, and only the side is told.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,30 +33,62 @@ from analysis.stats import LEVEL, MARGIN, MIN_SEEDS, Interval, point, seed_inter
 
 @dataclass(frozen=True)
 class Root:
-    """A multiplier with its interval (NaN with one seed; 0 or infinite where unbounded); ``in_range``: trained there."""
+    """A multiplier with its interval (NaN with one seed; 0 or infinite where unbounded).
+
+    ratio is NaN where the crossing is outside the multiples that were trained; side: ``inside``, ``above``,
+    ``below`` or ``none`` (more compute does not lower the loss).  local: found between two neighbours.
+    """
 
     ratio: float
     low: float
     high: float
-    in_range: bool
+    side: str
+    local: bool = False
+
+    def times(self, factor: float) -> Root:
+        """The same on an axis on which the baseline's compute is counted ``factor`` times."""
+        return replace(self, ratio=self.ratio * factor, low=self.low * factor, high=self.high * factor)
 
 
 def multiplier(differences: npt.ArrayLike, multiples: Sequence[float], level: float = LEVEL) -> Root:
     """Where the mean of d = baseline minus method crosses zero.
 
-    differences: [seeds, multiples], nats; multiples: two or more, of the method's compute.
+    differences: [seeds, multiples], nats; multiples: two or more, rising, of the method's compute.
     """
     d, m = np.asarray(differences, dtype=np.float64), np.asarray(multiples, dtype=np.float64)
+    pair = _neighbours(d.mean(0))
+    local = pair is not None and _curved(d, m, level)
+    if local and pair is not None:
+        d, m = d[:, pair], m[pair]
     x = np.log(m)
     dx = x - x.mean()
     slopes = -(d @ dx) / (dx @ dx)  # positive: more compute, less loss
     levels = d.mean(1) + slopes * x.mean()  # d at m = 1
-    a, b = float(levels.mean()), float(slopes.mean())
-    if b <= 0:
-        return Root(math.nan, 0.0, math.inf, False)
-    ratio = math.exp(a / b)
     low, high = (math.nan, math.nan) if len(d) < 2 else _fieller(levels, slopes, level)
-    return Root(ratio, low, high, bool(m.min() - 1e-9 <= ratio <= m.max() + 1e-9))
+    if slopes.mean() <= 0:
+        return Root(math.nan, low, high, "none")
+    ratio = math.exp(float(levels.mean() / slopes.mean()))
+    if ratio > m.max() * (1 + 1e-9):
+        return Root(math.nan, low, high, "above")
+    if ratio < m.min() * (1 - 1e-9):
+        return Root(math.nan, low, high, "below")
+    return Root(ratio, low, high, "inside", local)
+
+
+def _neighbours(mean: Array) -> list[int] | None:
+    """The first two multiples between which the mean difference falls through zero."""
+    for j in range(len(mean) - 1):
+        if mean[j] >= 0 > mean[j + 1]:
+            return [j, j + 1]
+    return None
+
+
+def _curved(d: Array, m: Array, level: float) -> bool:
+    """Whether the quadratic term in log m, one per seed, is told from zero over seeds."""
+    if len(d) < 2 or len(m) < 3:
+        return False
+    bend = np.polyfit(np.log(m), d.T, 2)[0]
+    return abs(bend.mean()) > stdtrit(len(d) - 1, 0.5 + level / 2) * bend.std(ddof=1) / math.sqrt(len(d))
 
 
 def _fieller(levels: Array, slopes: Array, level: float) -> tuple[float, float]:
@@ -77,8 +111,8 @@ def _fieller(levels: Array, slopes: Array, level: float) -> tuple[float, float]:
 class Contest:
     """The runs of a direct test.
 
-    multiples: of the method's tokens; losses: [seeds, multiples] of the baseline; reached: [seeds], the method's;
-    flops: FLOPs per token of (baseline, method), NaN where not recorded.
+    multiples: of the method's tokens; losses: [seeds, multiples] of the baseline; reached: [seeds], the
+    method's; flops: FLOPs per token of (baseline, method), NaN where not recorded.
     """
 
     scale: str
@@ -101,19 +135,18 @@ class Contest:
         return point(float(column[0])) if len(column) < 2 else seed_interval([float(v) for v in column])
 
     def root(self, axis: str) -> Root:
-        """The multiplier; axis: ``6nd`` (tokens at one shape) or ``account`` (FLOPs, the method's mixing included)."""
+        """The multiplier; axis: ``6nd`` (tokens) or ``account`` (with the method's own mixing)."""
         found = multiplier(self.differences, self.multiples)
         if axis == "6nd":
             return found
-        factor = self.flops[0] / self.flops[1]
-        return Root(found.ratio * factor, found.low * factor, found.high * factor, found.in_range)
+        return found.times(self.flops[0] / self.flops[1])
 
     def verdict(self, multiple: float) -> str | None:
-        """``more``: the baseline needs more than this multiple; ``less``; ``equal`` within the margin; None: open."""
+        """``more``: the baseline needs more than this; ``less``; ``equal``: within the margin; None: open."""
         interval = self.at(multiple)
         if interval.kind != "seeds" or interval.n < MIN_SEEDS:
             return None
-        if -MARGIN <= interval.low and interval.high <= MARGIN:
+        if interval.low >= -MARGIN and interval.high <= MARGIN:
             return "equal"
         return "more" if interval.low > 0 else "less" if interval.high < 0 else "underpowered"
 
@@ -156,7 +189,9 @@ def contest(
     return Contest(
         scale=scale,
         multiples=tuple(tokens[name] / unit for name in cells),
-        losses=np.array([[cell[s].val_loss for cell in cells.values()] for s in seeds]).reshape(len(seeds), -1),
+        losses=np.array([[cell[s].val_loss for cell in cells.values()] for s in seeds]).reshape(
+            len(seeds), -1
+        ),
         reached=np.array([reached[s].val_loss for s in seeds]),
         seeds=tuple(reached[s].seed_label for s in seeds),
         flops=(flops[0], flops[1]),

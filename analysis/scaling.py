@@ -1,15 +1,15 @@
 """Scaling curves L = E + A C^-alpha (Fig. 4) and the estimators that fit them to a ladder of sizes.
 
-L: validation loss, nats per token; C: compute, in any unit (A is the loss above E at C = 1).  Letters in shapes:
-K arms, n sizes.  The estimators minimise, over the points:
+L: validation loss, nats per token; C: compute, in any unit (A is the loss above E at C = 1).  Letters in
+shapes: K arms, n sizes.  The estimators minimise, over the points:
 
 - ``ols``    the sum of squares of log L - log L(C): ordinary least squares in log-log where E = 0;
 - ``ls``     the sum of squares of L - L(C);
 - ``huber``  the sum of Huber losses of log L - log L(C), delta 0.001, by L-BFGS from a grid of starts.
 
-Fits are made in log C minus its mean, which decouples level and slope. Huber is a sum, and residuals are divided by
-delta first: with a mean, or in nats, the objective is so small that L-BFGS stops at its start. The paper does not
-say how it fitted.
+Fits are made in log C minus its mean, which decouples level and slope. Huber is a sum, and residuals are
+divided by delta first: with a mean, or in nats, the objective is so small that L-BFGS stops at its start. The
+paper does not say how it fitted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Curve:
         return self.e + np.exp(self.log_a - self.alpha * np.log(np.asarray(compute, dtype=np.float64)))
 
     def log_compute(self, loss: npt.ArrayLike) -> Array:
-        """log C at which the curve has that loss; NaN where there is none: L <= E, or a curve that does not fall."""
+        """log C at which the curve has that loss; NaN where L <= E, or where the curve does not fall."""
         above = np.asarray(loss, dtype=np.float64) - self.e
         with np.errstate(divide="ignore", invalid="ignore"):
             log_c = (self.log_a - np.log(above)) / self.alpha
@@ -73,12 +73,15 @@ def fit(
 ) -> Curve:
     """The curve through one arm's points; E = 0 unless ``irreducible``, else 0 <= E < the lowest loss.
 
-    compute, loss, weights: [n]; a weight is the number of times a point counts.  start: instead of the grid, for
-    refits near a known curve.  All NaN where the points that count have fewer places than there are parameters.
+    compute, loss, weights: [n]; a weight is the number of times a point counts.  start: instead of the grid,
+    for refits near a known curve.  All NaN where the points that count have fewer places than there are
+    parameters.
     """
     row = None if weights is None else np.asarray(weights, dtype=np.float64)
     c, l = (np.asarray(v, dtype=np.float64)[None] for v in (compute, loss))
-    return fit_shared(c, l, estimator, weights=row, irreducible=irreducible, start=start and [start])[0]
+    return fit_shared(
+        c, l, estimator, weights=row, irreducible=irreducible, start=None if start is None else [start]
+    )[0]
 
 
 def fit_shared(
@@ -90,7 +93,7 @@ def fit_shared(
     irreducible: bool = False,
     start: Sequence[Curve] | None = None,
 ) -> list[Curve]:
-    """One curve per arm, with one alpha (and one E) for all; arguments as ``fit``, compute and loss [K, n]."""
+    """One curve per arm, with one alpha (and one E) for all; as ``fit``, with compute and loss [K, n]."""
     c, l = np.asarray(compute, dtype=np.float64), np.asarray(loss, dtype=np.float64)
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator {estimator!r}: must be one of {', '.join(ESTIMATORS)}")
@@ -107,7 +110,7 @@ def fit_shared(
 
 @dataclass(frozen=True)
 class _Problem:
-    """x: log C [K, n]; loss [K, n]; w: weights [n].  Parameters: the log of each A at the mean of x, alpha, E."""
+    """x: log C [K, n]; loss [K, n]; w: weights [n].  Parameters: log A of each arm at mean x, alpha, E."""
 
     x: Array
     loss: Array
@@ -134,7 +137,9 @@ class _Problem:
         """Fitted minus observed [K n], and its derivatives [K n, K + 2], in the space of the estimator."""
         k, n = self.x.shape
         z = self.x - self.middle
-        power = np.exp(np.clip(theta[:k, None] - theta[k] * z, -700, 700))  # a step of the search may overshoot
+        power = np.exp(
+            np.clip(theta[:k, None] - theta[k] * z, -700, 700)
+        )  # a step of the search may overshoot
         predicted = theta[k + 1] + power
         gradient = np.zeros((k, n, k + 2))
         for arm in range(k):

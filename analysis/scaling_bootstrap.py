@@ -1,12 +1,14 @@
 """Resampling a ladder: over its points (all resamples there are), over seeds within points, over documents.
 
-The points are resampled jointly for all arms (a size is drawn with every arm's loss), so what a size does to all arms
-cancels in a comparison. Five points have 126 different resamples with known probabilities: they are enumerated, so
-there is no Monte Carlo error and nothing to seed. A resample of a single size has no slope (probability 1 / 625 at
-five points): quantities are undefined there, and the share of such draws is reported, not dropped in silence.
+The points are resampled jointly for all arms (a size is drawn with every arm's loss), so what a size does to
+all arms cancels in a comparison. Five points have 126 different resamples with known probabilities: they are
+enumerated, so there is no Monte Carlo error and nothing to seed. A resample of a single size has no slope
+(probability 1 / 625 at five points): quantities are undefined there, and the share of such draws is reported,
+not dropped in silence.
 
-A percentile interval over five points is too narrow (`tests/test_scaling_intervals.py` measures its coverage); the
-t-based intervals of `analysis.advantage` and `analysis.scaling_profile` stand beside it for that reason.
+A percentile interval over five points is too narrow (`tests/test_scaling_intervals.py` measures its
+coverage); the t-based intervals of `analysis.advantage` and `analysis.scaling_profile` stand beside it for
+that reason.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class Spread:
 
 
 def resamples(num_points: int, draws: int = DRAWS, seed: int = SEED) -> Resamples:
-    """All resamples of n points with their multinomial probabilities, or ``draws`` random ones above ``MOST``."""
+    """All resamples of n points with their probabilities, or ``draws`` random ones above ``MOST``."""
     n = num_points
     if math.comb(2 * n - 1, n) > MOST:
         counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws)
@@ -56,7 +58,7 @@ def resamples(num_points: int, draws: int = DRAWS, seed: int = SEED) -> Resample
         rows.append([edges[i + 1] - edges[i] - 1 for i in range(n)])
     counts = np.array(rows, dtype=np.float64)
     ways = [math.factorial(n) / math.prod(math.factorial(int(c)) for c in row) for row in rows]
-    return Resamples(counts, np.array(ways) / n**n)
+    return Resamples(counts, np.array(ways, dtype=np.float64) / n**n)
 
 
 def refits(compute: npt.ArrayLike, loss: npt.ArrayLike, drawn: Resamples, estimator: str = "ols") -> Curve:
@@ -97,14 +99,16 @@ def over_seeds(
 ) -> tuple[Resamples, list[Array]]:
     """Points and, within each point, its seeds: the resamples of points and each arm's losses in them.
 
-    losses: one [seeds, n] per arm, paired by seed: a draw takes the same seeds for every arm.  Returns losses of
-    [draws, n] per arm.
+    losses: one [seeds, n] per arm, paired by seed: a draw takes the same seeds for every arm.  Returns losses
+    of [draws, n] per arm.
     """
     arrays = [np.asarray(l, dtype=np.float64) for l in losses]
     seeds, n = arrays[0].shape
     rng = np.random.default_rng(seed)
     counts = rng.multinomial(n, np.full(n, 1 / n), size=num_draws).astype(np.float64)
-    weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=(num_draws, n)) / seeds  # [draws, n, seeds]
+    weights = (
+        rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=(num_draws, n)) / seeds
+    )  # [draws, n, seeds]
     drawn = Resamples(counts, np.full(num_draws, 1 / num_draws))
     return drawn, [np.einsum("dns,sn->dn", weights, l) for l in arrays]
 

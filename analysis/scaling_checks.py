@@ -1,6 +1,7 @@
 """What decides a sentence about scaling: tests of a ``Study`` that give (holds | None, evidence).
 
-None means open: a statement about the paper's own numbers at a trained scale, or an interval that is too wide.
+None means open: a statement about the paper's own numbers at a trained scale, or an interval that is too
+wide.
 """
 
 from __future__ import annotations
@@ -22,15 +23,19 @@ _ABOUT_THE_PAPER = "a statement about the published numbers"
 
 
 def lower_at_every_size(arm: str, reference: str) -> StudyCheck:
-    """``arm`` has the lower loss at each size: by sign in print, by the intervals over paired seeds in runs."""
+    """``arm`` has the lower loss at each size: by sign in print, by intervals over paired seeds in runs."""
 
     def test(study: Study) -> tuple[bool | None, str]:
         ladder = study.ladder
         k, j = ladder.arms.index(arm), ladder.arms.index(reference)
         if ladder.by_seed is None:
             gaps = np.round(ladder.losses[k] - ladder.losses[j], 4)
-            wrong = [f"{signed(float(g))} at {s.name}" for s, g in zip(ladder.sizes, gaps, strict=True) if g >= 0]
-            return not wrong, ", ".join(wrong) or f"{signed(float(gaps.min()))} to {signed(float(gaps.max()))}"
+            wrong = [
+                f"{signed(float(g))} at {s.name}" for s, g in zip(ladder.sizes, gaps, strict=True) if g >= 0
+            ]
+            return not wrong, ", ".join(
+                wrong
+            ) or f"{signed(float(gaps.min()))} to {signed(float(gaps.max()))}"
         found = [(size.name, difference(ladder, k, j, i)) for i, size in enumerate(ladder.sizes)]
         done = [(name, interval) for name, interval in found if interval is not None]
         if len(done) < len(found):
@@ -47,7 +52,7 @@ def lower_at_every_size(arm: str, reference: str) -> StudyCheck:
 
 
 def close_to_printed(printed: Mapping[tuple[str, str], Curve], a: float, alpha: float) -> StudyCheck:
-    """OLS coefficients of the printed losses are within ``a`` and ``alpha`` of those that the paper prints."""
+    """OLS coefficients of the printed losses are within ``a`` and ``alpha`` of the printed ones."""
 
     def test(study: Study) -> tuple[bool | None, str]:
         if study.ladder.scale != "published":
@@ -64,7 +69,11 @@ def close_to_printed(printed: Mapping[tuple[str, str], Curve], a: float, alpha: 
 
 
 def ratio_of_printed(
-    printed: Mapping[tuple[str, str], Curve], source: str, pair: tuple[str, str], place: Place, expected: float
+    printed: Mapping[tuple[str, str], Curve],
+    source: str,
+    pair: tuple[str, str],
+    place: Place,
+    expected: float,
 ) -> StudyCheck:
     """The advantage from the paper's own coefficients is ``expected`` to its last digit (0.01)."""
 

@@ -50,7 +50,9 @@ def _losses(axes: Axes, study: Study, method: str) -> None:
     known = compute[np.isfinite(compute)]
     grid = np.geomspace(known.min() / 1.25, known.max() * 1.25, 120)
     for k, label in enumerate(ladder.labels):
-        axes.plot(compute[k], ladder.losses[k], MARKERS[k], color=COLORS[k], ms=5.5, zorder=4, label=label)
+        axes.plot(compute[k], ladder.losses[k], MARKERS[k], color=COLORS[k], ms=5.5, zorder=4)
+        line = "none" if study.fitted is None else LINES[k]
+        axes.plot([], [], marker=MARKERS[k], ls=line, color=COLORS[k], ms=5.5, lw=1.5, label=label)
         if study.fitted is None:
             continue
         curve = study.curve(ladder.arms[k])
@@ -70,7 +72,12 @@ def _losses(axes: Axes, study: Study, method: str) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if study.fitted is not None:
         labels = [f"{text}: {_equation(study, k)}" for k, text in enumerate(labels)]
-    axes.legend(handles, labels, loc="upper right", title=f"OLS, log-log; bands: 95 %, PreNorm and {_name(study, method)}")
+    axes.legend(
+        handles,
+        labels,
+        loc="upper right",
+        title=f"OLS, log-log; bands: 95 %, PreNorm and {_name(study, method)}",
+    )
     axes.margins(y=0.12)
 
 
@@ -128,19 +135,36 @@ def _advantages(axes: Axes, study: Study, printed: Mapping[tuple[str, str], Curv
     ends = np.array([paired_interval(pair[0], pair[1], Place("loss", float(loss))) for loss in losses])
     bounded = np.isfinite(ends).all(1)
     axes.fill_between(
-        losses[bounded], *ends[bounded].T, color=style.OURS, alpha=0.15, lw=0, label="95 % of that, scatter of points"
+        losses[bounded],
+        *ends[bounded].T,
+        color=style.OURS,
+        alpha=0.15,
+        lw=0,
+        label="95 % of that, scatter of points",
     )
+    looks: dict[str, Any] = {
+        "ols": {"color": style.OURS, "lw": 2},
+        "ls": {"color": style.SKY, "ls": "--"},
+        "huber": {"color": style.PURPLE, "ls": "-."},
+    }
     lines: list[tuple[str, tuple[Curve, Curve], Any]] = [
-        (f"{NAMES['ols']}, {AXES[axis]}", _pair(study, base, method, axis, "ols"), {"color": style.OURS, "lw": 2}),
-        (f"{NAMES['ls']}, {AXES[axis]}", _pair(study, base, method, axis, "ls"), {"color": style.SKY, "ls": "--"}),
-        (f"{NAMES['huber']}, {AXES[axis]}", _pair(study, base, method, axis, "huber"), {"color": style.PURPLE, "ls": "-."}),
-    ]  # fmt: skip
+        (f"{NAMES[estimator]}, {AXES[axis]}", _pair(study, base, method, axis, estimator), look)
+        for estimator, look in looks.items()
+    ]
     for other, look in zip(ladder.axes[1:], ({"color": style.GREEN}, {"color": "black"}), strict=False):
-        lines.append((f"{NAMES['ols']}, {AXES[other]}", _pair(study, base, method, other, "ols"), {"ls": ":", **look}))
+        lines.append(
+            (f"{NAMES['ols']}, {AXES[other]}", _pair(study, base, method, other, "ols"), {"ls": ":", **look})
+        )
     if ladder.scale == "published":
-        for source, look in (("printed", "--"), ("drawn", "-")):
+        for source, dashes in (("printed", "--"), ("drawn", "-")):
             curves = printed[source, base], printed[source, method]
-            lines.append((f"the paper's coefficients, {source}", curves, {"color": style.PAPER, "ls": look, "lw": 1.3}))
+            lines.append(
+                (
+                    f"the paper's coefficients, {source}",
+                    curves,
+                    {"color": style.PAPER, "ls": dashes, "lw": 1.3},
+                )
+            )
     for label, curves, look in lines:
         axes.plot(losses, ratios(curves), label=label, **look)
     axes.axhline(1.0, color=style.PRENORM, lw=1)

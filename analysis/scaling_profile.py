@@ -2,9 +2,9 @@
 
 For the two least-squares estimators, whose likelihood is that of normal residuals with one unknown variance:
 theta is in the interval where min RSS(theta, rest) <= min RSS (1 + t^2 / df), with t the Student quantile at
-df = n - number of parameters. In the linear case (OLS in log-log) that is the usual t interval, exactly. Five points
-leave three degrees of freedom (t = 3.18), so that the factor is 4.4. Sum-Huber is no likelihood of such points and
-has no profile here.
+df = n - number of parameters. In the linear case (OLS in log-log) that is the usual t interval, exactly. Five
+points leave three degrees of freedom (t = 3.18), so that the factor is 4.4. Sum-Huber is no likelihood of
+such points and has no profile here.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def profile_interval(
 ) -> tuple[float, float]:
     """The interval of ``log_a``, ``alpha`` or ``e`` (natural log of A, exponent, nats).
 
-    compute, loss: [n].  An end is infinite where the fit never gets worse enough; E ends at 0 and at the lowest
-    loss, so an interval that reaches one of them is open there.  NaN without a degree of freedom to spare.
+    compute, loss: [n].  An end is infinite where the fit never gets worse enough; E ends at 0 and at the
+    lowest loss, so an interval that reaches one of them is open there.  NaN without a degree of freedom to
+    spare.
     """
     if estimator not in ("ols", "ls"):
         raise ValueError(f"estimator {estimator!r}: a profile needs ols or ls")

@@ -1,4 +1,4 @@
-"""Everything that is fitted to a ladder: curves by axis and estimator, compute advantages and their intervals."""
+"""Everything that is fitted to a ladder: curves by axis and estimator, and compute advantages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import numpy as np
 from analysis.advantage import Place, Sensitivity, paired_interval, sensitivity
 from analysis.ladder import Ladder
 from analysis.scaling import ESTIMATORS, Array, Curve, fit, fit_shared
-from analysis.scaling_bootstrap import Resamples, Spread, over_documents, over_seeds, refits, resamples, spread
+from analysis.scaling_bootstrap import (
+    Resamples,
+    Spread,
+    over_documents,
+    over_seeds,
+    refits,
+    resamples,
+    spread,
+)
 from analysis.scaling_profile import profile_interval
 from analysis.stats import Interval, seed_interval
 from repro.errors import DataError
@@ -23,8 +31,8 @@ Ends = tuple[float, float]
 class CurveRow:
     """One arm's curve. kind: ``free`` exponent, ``shared`` among the arms, or ``irreducible`` (E fitted).
 
-    a, alpha, e: profile intervals (None where there is no likelihood, or it was not asked for); points: the bootstrap
-    of (A, alpha) over points, None where not asked for.
+    a, alpha, e: profile intervals (None where there is no likelihood, or it was not asked for); points: the
+    bootstrap of (A, alpha) over points, None where not asked for.
     """
 
     arm: int
@@ -42,9 +50,9 @@ class CurveRow:
 class AdvantageRow:
     """An arm's compute advantage over the baseline at one place, by one axis and estimator.
 
-    paired: t interval of the paired residuals (OLS only); points, both, documents: bootstraps over points, over
-    points and seeds, over validation documents; seeds: t interval over seeds, of one ladder per seed; None where it
-    does not apply.
+    paired: t interval of the paired residuals (OLS only); points, both, documents: bootstraps over points,
+    over points and seeds, over validation documents; seeds: t interval over seeds, of one ladder per seed;
+    None where it does not apply.
     """
 
     arm: int
@@ -62,7 +70,7 @@ class AdvantageRow:
 
     @property
     def interval(self) -> tuple[Ends, str] | None:
-        """The interval to quote and what it is over: seeds where there are, else the scatter of the points."""
+        """The interval to quote and what it is over: seeds if there are, else the scatter of the points."""
         if self.seeds is not None:
             return (self.seeds.low, self.seeds.high), f"t over {self.seeds.n} seeds"
         return (self.paired, "t, scatter of the points") if self.paired is not None else None
@@ -93,7 +101,7 @@ class Study:
         )
 
     def advantage(self, arm: str, at: str, axis: str | None = None, estimator: str = "ols") -> AdvantageRow:
-        """One advantage with a free exponent; at: ``method``, ``baseline`` (their largest compute) or ``loss``."""
+        """One advantage; at: ``method`` or ``baseline`` (at their largest compute), or ``loss``."""
         k, axis = self.ladder.arms.index(arm), axis or self.axis
         return next(
             row
@@ -103,7 +111,7 @@ class Study:
 
 
 def study(ladder: Ladder, loss: float | None = None) -> Study:
-    """All fits; loss: where a curve is crossed horizontally, by default half way up the baseline's ladder (log C)."""
+    """All fits; loss: where the curves are compared, by default the baseline's at the mean log C."""
     try:
         fitted = ladder.fitted()
     except DataError as error:
@@ -153,12 +161,13 @@ def _curve_row(
     fitted: Ladder, k: int, axis: str, estimator: str, curve: Curve, draws: Curve | None, probability: Array
 ) -> CurveRow:
     c, l = fitted.compute[axis][k], fitted.losses[k]
-    intervals: list[Ends | None] = [None, None]
+    a: Ends | None = None
+    alpha: Ends | None = None
     if estimator != "huber":
         low, high = profile_interval(c, l, "log_a", estimator)
-        intervals = [(math.exp(low), math.exp(high)), profile_interval(c, l, "alpha", estimator)]
+        a, alpha = (math.exp(low), math.exp(high)), profile_interval(c, l, "alpha", estimator)
     points = (spread(draws.a, probability), spread(draws.alpha, probability)) if draws else None
-    return CurveRow(k, axis, estimator, "free", curve, *intervals, None, points)
+    return CurveRow(k, axis, estimator, "free", curve, a, alpha, None, points)
 
 
 def _irreducible(fitted: Ladder, axis: str) -> list[CurveRow]:
@@ -196,7 +205,9 @@ def _advantage(
     )  # fmt: skip
 
 
-def _over_seeds(fitted: Ladder, k: int, compute: Array, place: Place) -> tuple[Interval | None, Spread | None]:
+def _over_seeds(
+    fitted: Ladder, k: int, compute: Array, place: Place
+) -> tuple[Interval | None, Spread | None]:
     """One ladder per seed, t over their log advantages; and the bootstrap over points and seeds together."""
     by_seed = fitted.by_seed
     if by_seed is None or len(by_seed) < 2:
@@ -205,7 +216,8 @@ def _over_seeds(fitted: Ladder, k: int, compute: Array, place: Place) -> tuple[I
     interval = None
     if np.isfinite(logs).all():
         found = seed_interval(logs)
-        interval = Interval(*map(math.exp, (found.estimate, found.low, found.high)), found.kind, found.n)
+        estimate, low, high = (math.exp(v) for v in (found.estimate, found.low, found.high))
+        interval = Interval(estimate, low, high, found.kind, found.n)
     drawn, losses = over_seeds([by_seed[:, 0], by_seed[:, k]])
     curves = [refits(compute[i], l, drawn) for i, l in zip((0, k), losses, strict=True)]
     return interval, spread(np.exp(place.log_ratio(*curves)), drawn.probability)
@@ -237,5 +249,3 @@ def _over_documents(fitted: Ladder, k: int, compute: Array, place: Place) -> Spr
         for arm, start in ((0, 0), (k, n))
     ]
     return spread(np.exp(place.log_ratio(*curves)), uniform)
-
-

@@ -29,24 +29,27 @@ def curve_table(study: Study, printed: Printed, *, wide: bool) -> Table:
         for source in ("printed", "drawn") if ladder.scale == "published" else ():
             if (source, arm) in printed:
                 curve = printed[source, arm]
-                row = {"arm": label, "fit": f"the paper, {source}", "axis": AXES["digitised"]}
+                cells = {"arm": label, "fit": f"the paper, {source}", "axis": AXES["digitised"]}
                 digits = 3 if source == "printed" else 4
-                row |= {"a": f"{float(curve.a):.{digits}f}", "alpha": f"{float(curve.alpha):.{digits + (source != 'printed')}f}"}  # fmt: skip
-                rows.append(row)
+                cells["a"] = f"{float(curve.a):.{digits}f}"
+                cells["alpha"] = f"{float(curve.alpha):.{digits + (source == 'drawn')}f}"
+                rows.append(cells)
         own = [row for row in study.curves if row.arm == k]
         for row in own:
             plain = row.axis == study.axis and row.kind == "free"
             if wide or plain:
                 rows.append(_curve_cells(label, row))
     notes = [
-        f"L = A C^-alpha, C in {ladder.unit} ({AXES[study.axis]}{'' if wide else '; other axes in the files'}): A is "
+        f"L = A C^-alpha, C in {ladder.unit} "
+        f"({AXES[study.axis]}{'' if wide else '; other axes in the files'}): A is "
         f"the loss at C = 1. {_where(study)}",
         "Intervals of A and alpha: profile likelihood of the residuals, t with n - 2 degrees of freedom (n = "
         f"{len(study.fitted.sizes) if study.fitted else 0} sizes); sum-Huber has no likelihood.",
     ]
     if wide:
         notes.append(
-            "one alpha: the exponent is shared among the arms. with E: L = E + A C^-alpha; an interval of E that "
+            "one alpha: the exponent is shared among the arms. with E: L = E + A C^-alpha; an interval of "
+            "E that "
             "reaches 0 says that these sizes do not show an irreducible loss. bootstrap: over points, all "
             "resamples; alpha is undefined in a resample of a single size."
         )
@@ -85,7 +88,11 @@ def advantage_table(study: Study, printed: Printed, *, wide: bool) -> Table:
     columns += [Column("points", "bootstrap, points")]
     has_seeds = any(row.seeds for row in study.advantages)
     columns += [Column("seeds", "t, seeds")] if has_seeds else []
-    columns += [Column("both", "bootstrap, both"), Column("documents", "documents")] if wide and not _paper(study) else []
+    columns += (
+        [Column("both", "bootstrap, both"), Column("documents", "documents")]
+        if wide and not _paper(study)
+        else []
+    )
     columns += [Column("step", "per 0.001")]
     rows = []
     for k, (arm, label) in enumerate(zip(ladder.arms, ladder.labels, strict=True)):
@@ -97,7 +104,8 @@ def advantage_table(study: Study, printed: Printed, *, wide: bool) -> Table:
                 ratio = place.ratio(printed[source, ladder.arms[0]], printed[source, arm])
                 rows.append(
                     {
-                        "arm": label, "place": _place(study, place.at, place.value), "axis": AXES["digitised"],
+                        "arm": label, "place": _place(study, place.at, place.value),
+                        "axis": AXES["digitised"],
                         "fit": f"the paper, {source}", "ratio": f"{ratio:.3f}",
                     }
                 )  # fmt: skip
@@ -108,7 +116,8 @@ def advantage_table(study: Study, printed: Printed, *, wide: bool) -> Table:
             if row.arm == k and (wide or narrow):
                 rows.append(_advantage_cells(study, label, row))
     notes = [
-        f"Advantage: the baseline's compute over the method's at one loss. {_where(study)} [95 %]: t interval of the "
+        f"Advantage: the baseline's compute over the method's at one loss. {_where(study)} [95 %]: t "
+        "interval of the "
         "residuals of the two curves, paired by size (n - 2 degrees of freedom). bootstrap: over points, all "
         "resamples; it is too narrow at five points.",
         "per 0.001: the largest change when one loss moves by its last printed digit.",
@@ -164,9 +173,9 @@ def curve_records(study: Study) -> list[dict[str, object]]:
     ladder = study.ladder
     records: list[dict[str, object]] = []
     names = (
-        "quantity", "variant", "axis", "unit", "estimator", "exponent", "A", "A_low", "A_high", "alpha", "alpha_low",
-        "alpha_high", "E", "E_low", "E_high", "at", "value", "advantage", "low", "high", "points_low", "points_high",
-        "points_undefined", "seeds_low", "seeds_high", "seeds", "per_0.001",
+        "quantity", "variant", "axis", "unit", "estimator", "exponent", "A", "A_low", "A_high", "alpha",
+        "alpha_low", "alpha_high", "E", "E_low", "E_high", "at", "value", "advantage", "low", "high",
+        "points_low", "points_high", "points_undefined", "seeds_low", "seeds_high", "seeds", "per_0.001",
     )  # fmt: skip
     for row in study.curves:
         found = {
@@ -185,7 +194,10 @@ def curve_records(study: Study) -> list[dict[str, object]]:
         if a.paired:
             found |= {"low": a.paired[0], "high": a.paired[1]}
         if a.points:
-            found |= {**_pair("points", (a.points.low, a.points.high)), "points_undefined": a.points.undefined}
+            found |= {
+                **_pair("points", (a.points.low, a.points.high)),
+                "points_undefined": a.points.undefined,
+            }
         if a.seeds:
             found |= {**_pair("seeds", (a.seeds.low, a.seeds.high)), "seeds": a.seeds.n}
         records.append({name: found.get(name) for name in names})

@@ -40,7 +40,8 @@ ITEM = PaperItem(
     name="fig4",
     title=TITLE,
     claim=(
-        "Loss follows L = A C^-alpha with nearly the same exponent for PreNorm, Block and Full; at 5.6 PFLOP/s-days "
+        "Loss follows L = A C^-alpha with nearly the same exponent for PreNorm, Block and Full; at 5.6 "
+        "PFLOP/s-days "
         "Block has the loss of PreNorm trained with 1.25 times the compute."
     ),
     experiment="fig4",

@@ -50,5 +50,7 @@ def load(name: str, source: Source) -> Study:
     if source.is_published:
         return paper_study()
     if source.setting is not None:
-        raise ConfigError("--setting", source.setting, f"not for {name}, whose sizes are settings of their own")
+        raise ConfigError(
+            "--setting", source.setting, f"not for {name}, whose sizes are settings of their own"
+        )
     return study(ladder_of_runs(source.scale, LABELS, *source.load(name, ARMS)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from analysis.ablation_view import interval_text
 from analysis.advantage import Place
 from analysis.compute_axis import NAMES
 from analysis.grid_runs import table_of_scale
@@ -62,7 +63,9 @@ def render(source: Source) -> Rendered:
     estimates, runs = indirect(), None
     if not source.is_published:
         if source.setting is not None:
-            raise ConfigError("--setting", source.setting, "not for multiplier, whose budgets are settings of their own")
+            raise ConfigError(
+                "--setting", source.setting, "not for multiplier, whose budgets are settings of their own"
+            )
         tokens = table_of_scale("compute/tokens", source.scale)
         runs = contest(source.scale, tokens, BASELINE, METHOD, *source.load("multiplier", (BASELINE, METHOD)))
         estimates = [*measured(runs), *estimates]
@@ -88,8 +91,8 @@ def _measured_holds(data: Multiplier) -> tuple[bool | None, str]:
     if len(data.contest.seeds) < MIN_SEEDS:
         return None, f"no verdict under {MIN_SEEDS} seeds"
     root = data.contest.root("6nd")
-    if not root.in_range or not math.isfinite(root.high):
-        return None, f"{root.ratio:.3f}: out of the range that was trained, or unbounded"
+    if root.side != "inside" or not math.isfinite(root.high):
+        return None, f"undefined or unbounded: {root.side}, [{root.low:.2f}, {root.high:.2f}]"
     return root.low <= CLAIMED <= root.high, f"{root.ratio:.3f} [{root.low:.2f}, {root.high:.2f}]"
 
 
@@ -100,14 +103,17 @@ def _reaches(data: Multiplier) -> tuple[bool | None, str]:
     interval, verdict = runs.at(CLAIMED), runs.verdict(CLAIMED)
     if verdict is None:
         return None, f"{interval.estimate:+.3f}, no verdict under {MIN_SEEDS} seeds"
-    evidence = f"PreNorm at {CLAIMED}x minus Block {interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    evidence = f"PreNorm at {CLAIMED}x minus Block {interval_text(interval)}"
     return (None if verdict == "underpowered" else verdict == "equal"), evidence
 
 
 ITEM = PaperItem(
     name="multiplier",
     title=TITLE,
-    claim="Block AttnRes has the loss of PreNorm trained with 1.25 times the compute (the paper: from two fits).",
+    claim=(
+        "Block AttnRes has the loss of PreNorm trained with 1.25 times the compute (the paper: from two "
+        "fits)."
+    ),
     experiment="multiplier",
     arms=(BASELINE, METHOD),
     render=render,

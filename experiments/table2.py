@@ -36,8 +36,10 @@ ITEM = PaperItem(
     name="table2",
     title=TITLE,
     claim=(
-        "At five sizes from 194M to 528M activated parameters, Block (N = 8) and Full AttnRes have lower losses "
-        "than PreNorm; Full is the best and beats mHC(-lite); Block nearly closes the gap to Full at the largest."
+        "At five sizes from 194M to 528M activated parameters, Block (N = 8) and Full AttnRes have lower "
+        "losses "
+        "than PreNorm; Full is the best and beats mHC(-lite); Block nearly closes the gap to Full at the "
+        "largest."
     ),
     experiment="table2",
     arms=ARMS,

@@ -1,7 +1,8 @@
 """The resolver ``${by_scale:folder,key}``: the value of ``key`` in ``conf/<folder>/<scale>.yaml``.
 
-For choices that mean another number at each scale, as the sizes of a ladder and the tokens of a multiple of its
-compute: Hydra's sweeper has no zip, so a size must be one choice, and its files would otherwise be one per scale.
+For choices that mean another number at each scale, as the sizes of a ladder and the tokens of a multiple of
+its compute: Hydra's sweeper has no zip, so a size must be one choice, and its files would otherwise be one
+per scale.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from repro.train.paths import config_directory
 
 
 def by_scale(folder: str, key: str, *, _root_: DictConfig) -> Any:
-    """A number from the file of the config's scale; a ``ConfigError`` where the scale has none, or not that key."""
+    """A number from the file of the config's scale; a ``ConfigError`` where there is none."""
     scale = str(_root_.scale)
     value = _table(folder, scale)
     for name in key.split("."):
@@ -32,7 +33,9 @@ def _table(folder: str, scale: str) -> Any:
     directory = config_directory() / folder
     path = directory / f"{scale}.yaml"
     if not path.is_file():
-        known = sorted(p.relative_to(directory).with_suffix("").as_posix() for p in directory.glob("**/*.yaml"))
+        known = sorted(
+            p.relative_to(directory).with_suffix("").as_posix() for p in directory.glob("**/*.yaml")
+        )
         raise ConfigError("scale", scale, f"one of {', '.join(known)} with {folder.split('/')[0]}=...")
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
