@@ -50,15 +50,14 @@ def resamples(num_points: int, draws: int = DRAWS, seed: int = SEED) -> Resample
     """All resamples of n points with their probabilities, or ``draws`` random ones above ``MOST``."""
     n = num_points
     if math.comb(2 * n - 1, n) > MOST:
-        counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws)
-        return Resamples(counts.astype(np.float64), np.full(draws, 1 / draws))
+        drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws)
+        return Resamples(drawn.astype(np.float64), np.full(draws, 1 / draws))
     rows = []
     for bars in combinations(range(2 * n - 1), n - 1):  # stars and bars
         edges = (-1, *bars, 2 * n - 1)
         rows.append([edges[i + 1] - edges[i] - 1 for i in range(n)])
-    counts = np.array(rows, dtype=np.float64)
-    ways = [math.factorial(n) / math.prod(math.factorial(int(c)) for c in row) for row in rows]
-    return Resamples(counts, np.array(ways, dtype=np.float64) / n**n)
+    ways = [math.factorial(n) / math.prod(math.factorial(c) for c in row) / n**n for row in rows]
+    return Resamples(np.array(rows, dtype=np.float64), np.array(ways, dtype=np.float64))
 
 
 def refits(compute: npt.ArrayLike, loss: npt.ArrayLike, drawn: Resamples, estimator: str = "ols") -> Curve:

@@ -17,7 +17,10 @@ Printed = Mapping[tuple[str, str], Curve]
 
 
 def curve_table(study: Study, printed: Printed, *, wide: bool) -> Table:
-    """A and alpha of every arm by estimator, with intervals; wide: all axes and the shared exponents too."""
+    """A and alpha of every arm by estimator, with intervals; wide: shared exponents and the other axes too.
+
+    The csv has every axis with every estimator.
+    """
     ladder = study.ladder
     columns = [Column("arm", "arm", numeric=False), Column("fit", "fit", numeric=False)]
     columns += [Column("axis", "C", numeric=False)] if wide else []
@@ -37,7 +40,7 @@ def curve_table(study: Study, printed: Printed, *, wide: bool) -> Table:
         own = [row for row in study.curves if row.arm == k]
         for row in own:
             plain = row.axis == study.axis and row.kind == "free"
-            if wide or plain:
+            if plain or (wide and (row.axis == study.axis or (row.estimator, row.kind) == ("ols", "free"))):
                 rows.append(_curve_cells(label, row))
     notes = [
         f"L = A C^-alpha, C in {ladder.unit} "
@@ -80,7 +83,7 @@ def _curve_cells(label: str, row: CurveRow) -> dict[str, str]:
 
 
 def advantage_table(study: Study, printed: Printed, *, wide: bool) -> Table:
-    """Compute advantages over the baseline; wide: every axis and estimator, else the drawn axis by OLS."""
+    """Compute advantages over the baseline; wide: shared exponents and the other axes too."""
     ladder = study.ladder
     columns = [Column("arm", "arm", numeric=False), Column("place", "at", numeric=False)]
     columns += [Column("axis", "C", numeric=False)] if wide else []
@@ -110,10 +113,10 @@ def advantage_table(study: Study, printed: Printed, *, wide: bool) -> Table:
                     }
                 )  # fmt: skip
         for row in study.advantages:
-            narrow = row.axis == study.axis and row.kind == "free" and (
-                row.estimator == "ols" or row.place.at == "method"
-            )  # fmt: skip
-            if row.arm == k and (wide or narrow):
+            drawn, ols = row.axis == study.axis, row.estimator == "ols"
+            narrow = drawn and row.kind == "free" and (ols or row.place.at == "method")
+            also = row.place.at == "method" and (drawn or ols)
+            if row.arm == k and (narrow or (wide and also)):
                 rows.append(_advantage_cells(study, label, row))
     notes = [
         f"Advantage: the baseline's compute over the method's at one loss. {_where(study)} [95 %]: t "
