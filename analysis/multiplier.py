@@ -88,7 +88,8 @@ def _curved(d: Array, m: Array, level: float) -> bool:
     if len(d) < 2 or len(m) < 3:
         return False
     bend = np.polyfit(np.log(m), d.T, 2)[0]
-    return abs(bend.mean()) > stdtrit(len(d) - 1, 0.5 + level / 2) * bend.std(ddof=1) / math.sqrt(len(d))
+    half = stdtrit(len(d) - 1, 0.5 + level / 2) * bend.std(ddof=1) / math.sqrt(len(d))
+    return bool(abs(bend.mean()) > max(half, 1e-9))  # below that it is rounding
 
 
 def _fieller(levels: Array, slopes: Array, level: float) -> tuple[float, float]:

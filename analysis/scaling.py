@@ -190,13 +190,15 @@ class _Problem:
             jac=lambda values: root[:, None] * self.residuals(whole(values))[1][:, free],
             bounds=(lower[free], upper[free]) if irreducible else (-np.inf, np.inf),
             method="trf" if irreducible else "lm",
-            xtol=1e-14, ftol=1e-14, gtol=1e-14, max_nfev=2000,
+            xtol=1e-12, ftol=1e-12, gtol=1e-12, max_nfev=300,
         )  # fmt: skip
         return float(solved.cost), whole(solved.x)
 
     def _grid(self, irreducible: bool) -> list[Array]:
         line = self.linear()
         starts = []
+        if not irreducible and self.estimator != "huber":
+            return [line]  # least squares in two parameters, nearly linear: OLS is next to it
         if not irreducible:
             for slope, level in product(_SLOPES, _LEVELS):
                 theta = line.copy()
