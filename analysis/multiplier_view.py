@@ -211,7 +211,9 @@ def _losses(axes: Axes, contest: Contest) -> None:
     mean = contest.differences.mean(0)
     label = f"mean of {len(contest.seeds)} seeds" if len(contest.seeds) > 1 else "one seed"
     axes.plot(m, mean, "o", color=style.OURS, label=label, zorder=3)
-    if len(m) > 1:
+    if len(m) > 1 and contest.root("6nd").local:
+        axes.plot(m, mean, color=style.OURS, lw=1.4, label="between neighbours")
+    elif len(m) > 1:
         slope, level = np.polyfit(np.log(m), mean, 1)
         grid = np.geomspace(m.min(), m.max(), 50)
         axes.plot(
