@@ -36,7 +36,8 @@ class Root:
     """A multiplier with its interval (NaN with one seed; 0 or infinite where unbounded).
 
     ratio is NaN where the crossing is outside the multiples that were trained; side: ``inside``, ``above``,
-    ``below`` or ``none`` (more compute does not lower the loss).  local: found between two neighbours.
+    ``below``, ``none`` (more compute does not lower the loss) or ``one`` (a single multiple was trained).
+    local: found between two neighbours.
     """
 
     ratio: float
@@ -53,9 +54,11 @@ class Root:
 def multiplier(differences: npt.ArrayLike, multiples: Sequence[float], level: float = LEVEL) -> Root:
     """Where the mean of d = baseline minus method crosses zero.
 
-    differences: [seeds, multiples], nats; multiples: two or more, rising, of the method's compute.
+    differences: [seeds, multiples], nats; multiples: rising, of the method's compute.
     """
     d, m = np.asarray(differences, dtype=np.float64), np.asarray(multiples, dtype=np.float64)
+    if len(m) < 2:
+        return Root(math.nan, math.nan, math.nan, "one")
     pair = _neighbours(d.mean(0))
     local = pair is not None and _curved(d, m, level)
     if local and pair is not None:
@@ -184,6 +187,8 @@ def contest(
     total = len(reached) + sum(map(len, cells.values()))
     if total > len(used):
         notes.append(f"{total - len(used)} runs with seeds that not every multiple has are left out.")
+    if not seeds:
+        notes.append("No seed has finished runs of both arms: nothing is compared.")
     flops = tuple(
         next((recorded_account(r)[1] for r in used if r.arm == arm), math.nan) for arm in (baseline, method)
     )
@@ -191,7 +196,7 @@ def contest(
         scale=scale,
         multiples=tuple(tokens[name] / unit for name in cells),
         losses=np.array([[cell[s].val_loss for cell in cells.values()] for s in seeds]).reshape(
-            len(seeds), -1
+            len(seeds), len(cells)
         ),
         reached=np.array([reached[s].val_loss for s in seeds]),
         seeds=tuple(reached[s].seed_label for s in seeds),

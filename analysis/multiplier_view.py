@@ -48,6 +48,7 @@ def measured(contest: Contest) -> list[Estimate]:
         "above": f"undefined: above {max(contest.multiples):g}x tokens",
         "below": f"undefined: below {min(contest.multiples):g}x tokens",
         "none": "undefined: loss does not fall",
+        "one": "undefined: one multiple trained",
     }
     return [
         Estimate(

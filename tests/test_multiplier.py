@@ -128,6 +128,17 @@ def test_checks(tmp_path: Path, seeds: tuple[int, ...], cross: float, outcome: l
     assert ratio == pytest.approx(cross)
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(("x1",), "undefined: one multiple trained"), ((), "No seed has finished runs of both")],
+)
+def test_too_few_runs_are_no_multiplier(tmp_path: Path, names: tuple[str, ...], said: str) -> None:
+    write(tmp_path, (1, 2), 4.5, {name: loss for name, loss in losses(1.8).items() if name in names})
+    rendered = ITEMS["multiplier"].render(Source("quick", tmp_path, tmp_path / "results"))
+    assert said in str(rendered.text)
+    assert [check.test(rendered.data)[0] for check in ITEMS["multiplier"].checks] == [True, None, None]
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     write(tmp_path, (1, 2), 4.5, {name: loss for name, loss in losses(1.8).items() if name in ("x1", "x1p5")})
     rendered = ITEMS["multiplier"].render(Source("quick", tmp_path, tmp_path / "results"))
