@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.depth.attnres import AttnRes, AttnResState
+from repro.depth.attnres import AttnRes
+from repro.depth.phased import AttnResState
 
 _FILE = json.loads((Path(__file__).parent / "data" / "attnres_literals.json").read_text())
 MIXES: list[dict[str, Any]] = _FILE["mixes"]

@@ -141,14 +141,18 @@ def test_gpu_trainers_compose() -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_between_arms_of_an_experiment_only_the_arm_differs(experiment: str) -> None:
-    """But for what an experiment says it sweeps: learning rates, initialisations, shapes."""
+    """But for what an experiment says it sweeps: learning rates, initialisations, sizes, budgets."""
+    size = ("model.", "budget.tokens", "budget.batch_size", "optim.lr")
     swept = {
-        "lr": "optim.lr",
-        "lr_fairness": "optim.lr",
-        "init": "model.init",
-        "eps": "model.norm_eps",
+        "lr": ("optim.lr",),
+        "lr_fairness": ("optim.lr",),
+        "init": ("model.init",),
+        "eps": ("model.norm_eps",),
         "fig7": ("model.", "budget.tokens"),
-    }.get(experiment)
+        "table2": size,
+        "fig4": size,
+        "multiplier": ("budget.tokens",),
+    }.get(experiment, ())
     batch = jobs(experiment)
     configs = [composed(f"experiment={experiment}", *overrides) for overrides in batch]
     assert len({run_id(config) for config in configs}) == len(configs) >= 2
@@ -158,7 +162,7 @@ def test_between_arms_of_an_experiment_only_the_arm_differs(experiment: str) -> 
         found |= differing(config, configs[0])
     others = {key for key in found if not key.startswith("arm.")}
     assert bool(others) == bool(swept)
-    assert all(swept is not None and key.startswith(swept) for key in others)
+    assert all(key.startswith(swept) for key in others)
 
 
 def test_table_4_lists_the_papers_rows_in_its_order() -> None:

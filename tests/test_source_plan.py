@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repro.depth.attnres import READS_PER_GROUP, READS_PER_GROUP_OF_FULL, AttnRes
+from repro.depth.attnres import AttnRes
 from repro.depth.boundaries import SourcePlan
+from repro.depth.phased import READS_PER_GROUP, READS_PER_GROUP_OF_FULL
 from tests.gold import walk
 from tests.toy import normal
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.depth.attnres import AttnRes, AttnResState
+from repro.depth.attnres import AttnRes
 from repro.depth.base import State
+from repro.depth.phased import AttnResState
 from repro.errors import ConfigError
 
 OUTPUTS = ("sum", "partial")

@@ -21,7 +21,7 @@ from hydra_plugins.hydra_joblib_launcher.config import JobLibLauncherConf
 from omegaconf import II, OmegaConf
 
 from repro.errors import ConfigError
-from repro.train import resources
+from repro.train import by_scale, resources
 from repro.train.paths import under_root
 
 # Scanning for plugins executes Hydra's plugin modules anew: only after it is their class the one to inherit.
@@ -55,6 +55,7 @@ class PlannedSweeper(BasicSweeper):
 
 # At import, since a worker composes its config after importing the job and nothing else of ours.
 OmegaConf.register_new_resolver("workers", resources.workers, replace=True)
+by_scale.register()
 OmegaConf.register_new_resolver("under_root", lambda root, path: str(under_root(root, path)), replace=True)
 
 

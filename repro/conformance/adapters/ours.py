@@ -9,7 +9,8 @@ from torch import Tensor
 
 from repro import ops
 from repro.conformance.adapter import Adapter, Read, Setup, Trace
-from repro.depth.attnres import AttnRes, AttnResState
+from repro.depth.attnres import AttnRes
+from repro.depth.phased import AttnResState
 
 
 def mix(backend: str, read: Read) -> tuple[Tensor, Tensor]:
