@@ -84,10 +84,9 @@ def answers(
     """One entry per item: `task`, `key`, `num_choices`, `answer`, `gold`, `correct`, `correct_raw`, `truncated`.
 
     correct: by log-probability per byte; correct_raw: by log-probability; the same for a single choice.
-    truncated: whether a choice's context was cut.  `margin`: nats per byte by which the right choice leads the
-    best wrong one, for a single choice its log-probability per byte.
+    answer: equal for equal right answers.  truncated: whether a choice's context was cut.
     """
-    correct, raw, truncated, margin = [], [], [], []
+    correct, raw, truncated = [], [], []
     said = time.monotonic()
     for start in range(0, len(items), CHUNK):
         part = items[start : start + CHUNK]
@@ -97,8 +96,6 @@ def answers(
             own = [next(scores) for _ in item.choices]
             total = np.array([s.logprob for s in own])
             scaled = total / np.array(item.sizes)
-            others = np.delete(scaled, item.gold)
-            margin.append(scaled[item.gold] - (others.max() if len(others) else 0.0))
             truncated.append(any(s.truncated for s in own))
             if len(own) == 1:
                 correct.append(own[0].greedy)
@@ -112,13 +109,12 @@ def answers(
     return {
         "task": np.array([item.task for item in items]),
         "key": np.array([item.key for item in items], dtype=np.uint64),
-        "answer": np.array([item.answer for item in items], dtype=np.uint64),
+        "answer": np.unique([item.answer for item in items], return_inverse=True)[1].astype(np.int32),
         "num_choices": np.array([len(item.choices) for item in items]),
         "gold": np.array([item.gold for item in items]),
         "correct": np.array(correct),
         "correct_raw": np.array(raw),
         "truncated": np.array(truncated),
-        "margin": np.array(margin, dtype=np.float32),
     }
 
 

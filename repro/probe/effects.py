@@ -6,6 +6,7 @@ M methods of `repro.probe.mixers.METHODS`.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
@@ -17,11 +18,12 @@ from torch import Tensor
 from repro.data.batches import IGNORE, ValidationWindows
 from repro.model.decoder import Decoder
 from repro.probe.mixers import METHODS, Intervention
-from repro.probe.passes import losses_from, states_of
+from repro.probe.passes import losses_from, repeated, states_of
 from repro.probe.sources import SourceRecorder, num_columns
 from repro.probe.trained import Say
 
-ROWS = 16  # windows of one pass
+ROWS = 16  # windows of one batch
+PASS_TOKENS = 4096  # of the copies of a batch that go through one pass, each with its intervention
 #: On single reads by default: 2 x 560 passes for Full with 32 sublayers. Spans of reads get every method.
 PER_READ = ("remove", "equal_mass")
 REPORT_SECONDS = 15.0
@@ -70,18 +72,28 @@ def measure(
     for number, ((tokens, targets), base) in enumerate(zip(batches, bases, strict=True)):
         states = states_of(decoder, tokens)  # again, since keeping those of all batches would fill the memory
         rows = slice(first_rows[number], first_rows[number + 1])
-        for place, plan in _plans(mixer, means, states[0], per_read, seed + 1000 * number):
-            mixer.intervention = plan
-            losses = losses_from(decoder, states[plan.first], plan.first, targets)
-            mixer.intervention = None
-            change = (_by_window(losses, targets) - base).cpu().numpy()
-            m, l, column = METHODS.index(plan.method), plan.first, plan.column
-            found["effect" if place == "read" else "effect_later"][
-                (m, l, column, rows) if place == "read" else (m, column, rows)
-            ] = change
-            if place == "read" and plan.method in ("remove", "equal_mass"):
-                earlier = 0.0 if number == 0 else found["removed_mass"][m, l, column] * number
-                found["removed_mass"][m, l, column] = (earlier + mixer.removed_mass) / (number + 1)
+        for l, group in _grouped(_plans(mixer, means, states[0], per_read, seed + 1000 * number), tokens):
+            size = len(tokens)
+            mixer.interventions = [
+                (slice(k * size, (k + 1) * size), plan) for k, (_, plan) in enumerate(group)
+            ]
+            mixer.removed_mass = {}
+            many = targets.repeat(len(group), 1)
+            losses = losses_from(decoder, repeated(states[l], len(group), size), l, many)
+            changes = _by_window(losses, many) - base.repeat(len(group))
+            mixer.interventions = ()
+            for k, (place, plan) in enumerate(group):
+                change = changes[k * size : (k + 1) * size].cpu().numpy()
+                m = METHODS.index(plan.method)
+                if place == "later":
+                    found["effect_later"][m, plan.column, rows] = change
+                    continue
+                found["effect"][m, l, plan.column, rows] = change
+                if plan.method in ("remove", "equal_mass"):
+                    cell = m, l, plan.column
+                    mass = mixer.removed_mass.get(k, np.nan)
+                    earlier = 0.0 if number == 0 else found["removed_mass"][cell] * number
+                    found["removed_mass"][cell] = (earlier + mass) / (number + 1)
             if time.monotonic() - said > REPORT_SECONDS:
                 said = time.monotonic()
                 say(f"batch {number + 1} of {len(batches)}, read {l} of {reads - 1}, {said - started:.0f} s")
@@ -114,6 +126,16 @@ def _plans(
                     yield "read", Intervention(l, l, column, method, **options)
                 if later:
                     yield "later", Intervention(l, mixer.num_sublayers, column, method, **options)
+
+
+def _grouped(
+    plans: Iterable[tuple[str, Intervention]], tokens: Tensor
+) -> Iterator[tuple[int, list[tuple[str, Intervention]]]]:
+    """Plans that begin at the same read, as many as one pass takes: small passes are bound by operators."""
+    at_once = max(1, PASS_TOKENS // tokens.numel())
+    for l, same in itertools.groupby(plans, key=lambda item: item[1].first):
+        group = list(same)
+        yield from ((l, group[k : k + at_once]) for k in range(0, len(group), at_once))
 
 
 def _options(

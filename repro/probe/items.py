@@ -34,7 +34,7 @@ BENCHMARKS = {
     "mmlu": "MMLU/test.jsonl",
     "boolq": "BoolQ/dev.jsonl",
 }
-PASSAGE_WORDS = 50  # of context before a last word, at least
+PASSAGE_WORDS = 30  # of context before a last word, at least
 PASSAGES_PER_DOCUMENT = 8  # nine speeches hold 44 % of the text of `prose`
 
 

@@ -18,8 +18,9 @@ A read's only source is left alone by all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -65,12 +66,14 @@ class Intervention:
 
 
 class ProbedAttnRes(AttnRes):
-    """`AttnRes`, read by read, with at most one intervention. Set `intervention` between passes."""
+    """`AttnRes`, read by read. Set `interventions` between passes: each changes the given rows of the batch.
+
+    removed_mass: of each intervention at its last changed read, the weight taken away, mean over tokens.
+    """
 
     methods = METHODS
-    intervention: Intervention | None = None
-    #: of the last changed read: weight taken away, mean over tokens and heads
-    removed_mass = 0.0
+    interventions: Sequence[tuple[slice, Intervention]] = ()
+    removed_mass: Mapping[int, float] = MappingProxyType({})
     _weights: Tensor | None = None
 
     def record(self, l: int, weights: Tensor) -> None:
@@ -83,26 +86,34 @@ class ProbedAttnRes(AttnRes):
 
     def _mix_at_read(self, state: AttnResState, l: int) -> Tensor:
         mixed = super()._mix_at_read(state, l)
-        plan = self.intervention
-        position = None if plan is None else plan.position(l, self.source_columns(l))
-        if plan is None or position is None:
-            return mixed
-        assert self._weights is not None
-        weights, sources = self._weights, self.sources_at(state, l)  # [S, H, B, T]
+        columns = self.source_columns(l)
+        for number, (rows, plan) in enumerate(self.interventions):
+            position = plan.position(l, columns)
+            if position is not None:
+                assert self._weights is not None
+                values = [source[rows] for source in self.sources_at(state, l)]
+                mixed[rows], mass = self._changed(plan, l, position, self._weights[:, :, rows], values, mixed[rows])
+                self.removed_mass = {**self.removed_mass, number: mass}
+        return mixed
+
+    def _changed(
+        self, plan: Intervention, l: int, position: int, weights: Tensor, values: list[Tensor], mixed: Tensor
+    ) -> tuple[Tensor, float]:
+        """The mixture of these rows under a plan, and the weight taken away; weights are [S, H, B, T]."""
         if plan.method in REPLACEMENTS:
-            value = sources[position]
-            return mixed + _weighted(weights[position], plan.replacement(l, value) - value).to(mixed.dtype)
+            change = plan.replacement(l, values[position]) - values[position]
+            return mixed + _weighted(weights[position], change).to(mixed.dtype), 0.0
         changed = weights.clone()
         if plan.method == "remove":
             changed[position] = 0
         else:
-            _take(changed, weights[position], [i for i in plan.order if i < len(sources) and i != position])
-        self.removed_mass = float((weights - changed).sum(0).mean())
-        if self.act != "sigmoid":
+            _take(changed, weights[position], [i for i in plan.order if i < len(values) and i != position])
+        mass = float((weights - changed).sum(0).mean())
+        if self.act != "sigmoid":  # raw sigmoid weights have no sum to restore
             total = changed.sum(0).clamp_min(torch.finfo(changed.dtype).tiny)
             changed = changed * (weights.sum(0) / total)
-        parts = (_weighted(changed[i], source) for i, source in enumerate(sources))
-        return sum(parts, torch.zeros_like(mixed, dtype=changed.dtype)).to(mixed.dtype)
+        parts = [_weighted(changed[i], value) for i, value in enumerate(values)]
+        return sum(parts[1:], parts[0]).to(mixed.dtype), mass
 
 
 class ProbedPreNorm(PreNorm):
@@ -112,8 +123,8 @@ class ProbedPreNorm(PreNorm):
     """
 
     methods = ("remove", "mean", "random")
-    intervention: Intervention | None = None
-    removed_mass = float("nan")
+    interventions: Sequence[tuple[slice, Intervention]] = ()
+    removed_mass: Mapping[int, float] = MappingProxyType({})
 
     def begin(self, embedding: Tensor) -> State:
         return embedding, (embedding,)
@@ -136,11 +147,13 @@ class ProbedPreNorm(PreNorm):
 
     def _changed(self, state: State, l: int) -> Tensor:
         stream, sources = state
-        position = None if self.intervention is None else self.intervention.position(l, self.source_columns(l))
-        if self.intervention is None or position is None:
-            return stream
-        value = sources[position]
-        return stream + (self.intervention.replacement(l, value) - value)
+        for number, (rows, plan) in enumerate(self.interventions):
+            position = plan.position(l, self.source_columns(l))
+            if position is not None:
+                stream = stream.clone() if stream is state[0] else stream
+                value = sources[position][rows]
+                stream[rows] += plan.replacement(l, value) - value
+        return stream
 
 
 #: target of an arm -> the same scheme with interventions

@@ -36,3 +36,13 @@ def losses_from(decoder: Decoder, state: Any, l: int, targets: Tensor) -> Tensor
         state = mixer.write(state, k, decoder.sublayers[k](x))
     hidden = decoder.final_norm(mixer.finish(state))
     return token_losses(hidden.flatten(0, 1), decoder.head, targets.flatten()).view_as(targets)
+
+
+def repeated(state: Any, times: int, batch: int) -> Any:
+    """A state whose batch axis is `times` copies of it: tensors [batch, T, D] are repeated, others shared."""
+    if isinstance(state, Tensor):
+        return state.repeat(times, 1, 1) if state.dim() == 3 and state.shape[0] == batch else state
+    if not isinstance(state, tuple):
+        return state
+    parts = [repeated(part, times, batch) for part in state]
+    return type(state)(*parts) if hasattr(state, "_fields") else tuple(parts)
