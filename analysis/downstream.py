@@ -78,7 +78,9 @@ def downstream(scale: str, found: Sequence[Probed], arms: Sequence[str], notes: 
     cells = []
     for task in tasks:
         for arm in arms:
-            own = [(run, record) for run, record in found if run.arm == arm and (record["task"] == task).any()]
+            own = [
+                (run, record) for run, record in found if run.arm == arm and (record["task"] == task).any()
+            ]
             if own:
                 cells.append(_cell(task, arm, own, [pair for pair in found if pair[0].arm == BASELINE]))
     return Downstream(scale, tuple(cells), tuple(run for run, _ in found), tuple(notes))
@@ -98,7 +100,9 @@ def _cell(task: str, arm: str, own: Sequence[Probed], baseline: Sequence[Probed]
         for other, reference in baseline:
             if other.seeds == run.seeds:
                 if not np.array_equal(of(record, "key"), of(reference, "key")):
-                    raise DataError(f"runs {run.run_id} and {other.run_id} answered different items of {task}")
+                    raise DataError(
+                        f"runs {run.run_id} and {other.run_id} answered different items of {task}"
+                    )
                 pairs.append((of(record, "correct"), of(reference, "correct")))
     contrast = p = None
     if len(pairs) > 1:

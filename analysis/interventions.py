@@ -61,7 +61,9 @@ class Interventions:
     notes: tuple[str, ...]
 
 
-def interventions(scale: str, found: Sequence[Probed], arms: Sequence[str], notes: Sequence[str]) -> Interventions:
+def interventions(
+    scale: str, found: Sequence[Probed], arms: Sequence[str], notes: Sequence[str]
+) -> Interventions:
     """The arms that have records."""
     rows = []
     for arm in arms:
@@ -155,7 +157,9 @@ def _arm(arm: str, own: Sequence[Probed]) -> ArmEffects:
         return float(np.nanmean(gap)) if np.isfinite(gap).any() else float("nan")
 
     def correlation(name: str, how: Callable[[np.ndarray, np.ndarray], float]) -> Interval:
-        return over(lambda record, counts: how(mean(record[name], counts), mean(effect(record, "remove"), counts)))
+        return over(
+            lambda record, counts: how(mean(record[name], counts), mean(effect(record, "remove"), counts))
+        )
 
     record = own[0][1]
     changes = effect(record, "remove")
@@ -164,7 +168,8 @@ def _arm(arm: str, own: Sequence[Probed]) -> ArmEffects:
     average, weight = changes.mean(-1), record["weight"].mean(-1)
     reads = [l for l in range(len(cells)) if cells[l].sum() > 1 and np.ptp(weight[l][cells[l]]) > 0]
     hits = [
-        np.argmax(np.where(cells[l], weight[l], -np.inf)) == np.argmax(np.where(cells[l], average[l], -np.inf))
+        np.argmax(np.where(cells[l], weight[l], -np.inf))
+        == np.argmax(np.where(cells[l], average[l], -np.inf))
         for l in reads
     ]
     variance, position = between_share(record, "position")

@@ -62,8 +62,6 @@ def tables(data: Interventions) -> list[Table]:
             Column("control", "minus control"),
             Column("weight", "rank corr."),
             Column("within", "within a read"),
-            Column("share", "resolved"),
-            Column("top", "top agrees"),
         ],
         [
             {
@@ -74,8 +72,6 @@ def tables(data: Interventions) -> list[Table]:
                 "control": _interval(arm.over_control, 1000),
                 "weight": _interval(arm.by_weight),
                 "within": _interval(arm.within_read),
-                "share": f"{100 * arm.resolved:.0f} %",
-                "top": _percent(arm.top),
             }
             for arm in data.arms
         ],
@@ -83,19 +79,20 @@ def tables(data: Interventions) -> list[Table]:
             note,
             "minus control (×1000): the read keeps the source and loses the same weight from other sources in random order (cells "
             "of weight below 0.5). rank corr.: Spearman between weight and loss change, over all cells and as "
-            "mean over reads. resolved: cells whose interval over windows excludes zero (no correction for their "
-            "number). top agrees: reads in which the heaviest source is the one whose removal costs most.",
+            "mean over reads.",
             *data.notes,
         ],
     )
     spread = Table(
-        "Depth weights over tokens",
+        "Depth weights over tokens, and which cells matter",
         [
             Column("arm", "arm", numeric=False),
             Column("sd", "sd over tokens"),
             Column("position", "between positions"),
             Column("frequency", "between frequencies"),
-            Column("share", "rank corr., share of the mixture"),
+            Column("resolved", "resolved"),
+            Column("top", "top agrees"),
+            Column("share", "rank corr. of share"),
         ],
         [
             {
@@ -103,6 +100,8 @@ def tables(data: Interventions) -> list[Table]:
                 "sd": f"{arm.spread:.4f}",
                 "position": _percent(arm.by_position),
                 "frequency": _percent(arm.by_frequency),
+                "resolved": f"{100 * arm.resolved:.0f} %",
+                "top": _percent(arm.top),
                 "share": _interval(arm.by_share),
             }
             for arm in data.arms
@@ -111,7 +110,9 @@ def tables(data: Interventions) -> list[Table]:
             "sd: of a weight, mean over cells, first seed; then the parts of its variance. Between positions: buckets that double in width; between "
             "frequencies: decades of the input token's frequency in the training text. share of the mixture: "
             "weight times norm of the source over the norm of what is read; it is defined for PreNorm too, where "
-            "every weight is one. Its rank correlation is with the loss change of the first table.",
+            "every weight is one. Its rank correlation is with the loss change of the first table. resolved: cells whose "
+            "interval over windows excludes zero (no correction for their number). top agrees: reads in which the "
+            "heaviest source is the one whose removal costs most.",
         ],
     )
     return [effects, spread]
@@ -151,15 +152,21 @@ def _scatter(axes: Axes, arm: ArmEffects) -> None:
     constant = np.nanmax(weight) - np.nanmin(weight) == 0
     x = record["share"].mean(-1) if constant else weight
     light = np.isfinite(control) & (weight < 0.5)
-    axes.plot(x[light], control[light], "x", ms=4, color=style.GREY, label="equal mass of others") if light.any() else None
+    axes.plot(
+        x[light], control[light], "x", ms=4, color=style.GREY, label="equal mass of others"
+    ) if light.any() else None
     axes.plot(x.ravel(), removed.ravel(), "o", ms=4, alpha=0.6, color=style.BLUE, label="source removed")
     axes.axhline(0, color="black", lw=0.8)
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=LINTHRESH)
-    axes.set_xlabel("share of what is read, |v| / |sum|" if constant else "mean weight of the source in the read")
+    axes.set_xlabel(
+        "share of what is read, |v| / |sum|" if constant else "mean weight of the source in the read"
+    )
     axes.set_ylabel("loss change (nats per token)")
     found = arm.by_share if constant else arm.by_weight
     axes.set_title(f"{arm.arm}: rank correlation {_interval(found)}", fontsize=10)
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * 8)  # room for the legend
     axes.legend(loc="upper left", fontsize=8)
 
 
@@ -190,9 +197,18 @@ def _everywhere(axes: Axes, arm: ArmEffects) -> None:
             continue
         low, high = cell_interval(values[kept])
         mean, x = values[kept].mean(-1), np.flatnonzero(kept) + 0.12 * (k - 1.5)
-        label = {"remove": "removed", "zero": "zero", "mean": "its mean", "random": "random, same norm"}[method]
+        label = {"remove": "removed", "zero": "zero", "mean": "its mean", "random": "random, same norm"}[
+            method
+        ]
         axes.errorbar(
-            x, mean, yerr=[np.maximum(mean - low, 0), np.maximum(high - mean, 0)], fmt="o", ms=3, lw=0.9, color=color, label=label
+            x,
+            mean,
+            yerr=[np.maximum(mean - low, 0), np.maximum(high - mean, 0)],
+            fmt="o",
+            ms=3,
+            lw=0.9,
+            color=color,
+            label=label,
         )
     axes.axhline(0, color="black", lw=0.8)
     axes.set_yscale("symlog", linthresh=LINTHRESH)
@@ -213,12 +229,14 @@ def _spread(axes: Axes, data: Interventions, name: str, label: str) -> None:
             continue
         edges = record[f"{name}_edges"]
         ticks = edges[:-1] if name == "position" else edges[1:]
-        heights = np.array([np.nanmean(deviation[..., k]) if seen[k] else math.nan for k in range(len(ticks))])
+        heights = np.array(
+            [np.nanmean(deviation[..., k]) if seen[k] else math.nan for k in range(len(ticks))]
+        )
         axes.plot(range(len(ticks)), heights, marker=mark, color=color, label=arm.arm)
         axes.set_xticks(range(len(ticks)), [f"{t:g}" for t in ticks])
     axes.set_ylim(bottom=0)
     axes.set_xlabel(label)
-    axes.set_ylabel("sd of a weight over tokens, mean over cells")
+    axes.set_ylabel("sd of a weight, mean over cells")
     axes.set_title("Spread of depth weights over tokens", fontsize=10)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=8)

@@ -127,7 +127,11 @@ def figure(rows: Sequence[Benchmark], title: str) -> Figure:
                 label = "95 % implied by the number of questions (ours)" if y == 0 else ""
                 axes.plot(ends, [y, y], color=style.OURS, lw=6, alpha=0.3, solid_capstyle="butt", label=label)
             axes.plot(
-                row.difference, y, "D", color=style.PAPER, label="paper, no interval printed" if y == 0 else ""
+                row.difference,
+                y,
+                "D",
+                color=style.PAPER,
+                label="paper, no interval printed" if y == 0 else "",
             )
         axes.axvline(0, color=style.GREY, lw=1)
         axes.set_yticks(range(len(rows)), [row.name for row in rows])

@@ -101,7 +101,9 @@ def _run(probe: str, settings: dict[str, Any]) -> None:
         torch.set_num_threads(settings["threads"])
     prepare()
     record: Callable[..., str] = {"interventions": interventions, "downstream": downstream}[probe].record
-    cache = Path(settings["data"]) if Path(settings["data"]).is_absolute() else project_root() / settings["data"]
+    cache = (
+        Path(settings["data"]) if Path(settings["data"]).is_absolute() else project_root() / settings["data"]
+    )
     own = {key: settings[key] for key in OWN[probe]}
     for directory in _directories(probe, settings):
         outcome = record(

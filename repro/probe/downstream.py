@@ -51,9 +51,7 @@ def record(
     if not force and kept(trained, NAME, settings):
         return f"{NAME}.npz is there already"
     items = collect(trained, cache_dir, wanted, limit or None, say)
-    arrays = answers(
-        trained.decoder, items, trained.decoder.context, device=str(trained.device), say=say
-    )
+    arrays = answers(trained.decoder, items, trained.decoder.context, device=str(trained.device), say=say)
     return write(trained, NAME, settings, arrays)
 
 

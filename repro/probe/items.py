@@ -120,8 +120,10 @@ def stream_items(shards: Shards, context: int, limit: int | None) -> list[Item]:
     stream = shards.tokens["val"]
     before, after = max(1, context // 2), max(1, context // 8)
     starts = np.arange(0, len(stream) - before - after, before + after)
-    starts = starts[: len(starts) if limit is None else limit] if limit is None or len(starts) <= limit else (
-        starts[spread(np.zeros(len(starts), dtype=np.int64), limit)]
+    starts = (
+        starts[: len(starts) if limit is None else limit]
+        if limit is None or len(starts) <= limit
+        else (starts[spread(np.zeros(len(starts), dtype=np.int64), limit)])
     )
     n = len(starts)
     pieces = [_tokens(stream[s + before : s + before + after]) for s in starts]
@@ -153,9 +155,7 @@ def chosen(items: Sequence[Any], limit: int | None) -> list[Any]:
     return [items[i] for i in spread(np.zeros(len(items), dtype=np.int64), limit)]
 
 
-def _stream_item(
-    task: str, shards: Shards, passage: Tokens, choices: tuple[Tokens, ...], gold: int
-) -> Item:
+def _stream_item(task: str, shards: Shards, passage: Tokens, choices: tuple[Tokens, ...], gold: int) -> Item:
     sizes = tuple(max(1, int(shards.token_bytes[list(choice)].sum())) for choice in choices)
     key = _digest(f"{task} {passage} {choices}")
     return Item(task, key, passage, choices, sizes, gold, _digest(str(choices[gold])))

@@ -92,7 +92,9 @@ class ProbedAttnRes(AttnRes):
             if position is not None:
                 assert self._weights is not None
                 values = [source[rows] for source in self.sources_at(state, l)]
-                mixed[rows], mass = self._changed(plan, l, position, self._weights[:, :, rows], values, mixed[rows])
+                mixed[rows], mass = self._changed(
+                    plan, l, position, self._weights[:, :, rows], values, mixed[rows]
+                )
                 self.removed_mass = {**self.removed_mass, number: mass}
         return mixed
 

@@ -69,7 +69,10 @@ def score(
         own = logprobs.gather(-1, wanted.unsqueeze(-1)).squeeze(-1).double().cpu()
         best = (logits.argmax(-1) == wanted).cpu()
         parts = zip(
-            batch, own.split([counted[i] for i in batch]), best.split([counted[i] for i in batch]), strict=True
+            batch,
+            own.split([counted[i] for i in batch]),
+            best.split([counted[i] for i in batch]),
+            strict=True,
         )
         for i, values, hits in parts:
             scores[i] = Score(float(values.sum()), bool(hits.all()), cut[i])
