@@ -11,7 +11,9 @@ from analysis.stats import LEVEL, Interval, document_interval
 
 
 def wilson(correct: int, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's interval of a proportion. correct: of n questions; a ``ValueError`` unless 0 <= correct <= n."""
+    """Wilson's interval of a proportion. correct: of n questions; a ``ValueError`` unless 0 <= correct
+    <= n.
+    """
     if not 0 <= correct <= n or n < 1:
         raise ValueError(f"{correct} of {n} is no proportion")
     z2 = float(ndtri(0.5 + level / 2)) ** 2
@@ -38,6 +40,8 @@ def mcnemar(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def sign_test(wins: int, losses: int) -> float:
-    """Exact two-sided p that wins and losses are a fair coin's; ties are left out, 1 where nothing is left."""
+    """Exact two-sided p that wins and losses are a fair coin's; ties are left out, 1 where nothing is
+    left.
+    """
     n = wins + losses
     return min(1.0, 2 * float(bdtr(min(wins, losses), n, 0.5))) if n else 1.0

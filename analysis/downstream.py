@@ -177,9 +177,12 @@ def table(data: Downstream, title: str) -> Table:
     over = sorted({c.to_prenorm.kind for c in data.cells if c.to_prenorm})
     above = sorted({c.task for c in data.cells if c.low > max(c.chance, c.constant)})
     notes = [
-        f"Scale: {data.scale}. Accuracy in percent with Wilson's 95 % interval over the items of one run (mean "
-        "over seeds); by log-probability per byte, raw: not divided. A single-choice task (chance 0) is right "
-        "where every token is the most likely one. cut: items whose context did not fit and lost its beginning.",
+        f"Scale: {data.scale}. Accuracy in percent with Wilson's 95 % interval over the items of one run "
+        "(mean "
+        "over seeds); by log-probability per byte, raw: not divided. A single-choice task (chance 0) is "
+        "right "
+        "where every token is the most likely one. cut: items whose context did not fit and lost its "
+        "beginning.",
         "constant: always the most frequent right answer. Above both chance and constant with the whole "
         f"interval: {', '.join(above) or 'no task'}.",
         f"minus PreNorm: paired, 95 % over {' and '.join(over) or 'nothing'}; p: McNemar, exact, one seed. "

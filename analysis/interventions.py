@@ -1,9 +1,11 @@
 """Does a source matter? Weight against loss change when a source is taken away (not in the paper).
 
-A *cell* is one read and one source of it. Effects are changes of the validation loss in nats per token, paired
+A *cell* is one read and one source of it. Effects are changes of the validation loss in nats per token,
+paired
 with the untouched pass on the same tokens. Intervals of one seed are over validation windows: a percentile
 bootstrap for a single cell, a jackknife (weights and effects alike) for what is taken over cells; from two
-seeds on the latter are t intervals over seeds. Shapes as in ``repro.probe.effects``: M methods, R reads, C columns, W windows.
+seeds on the latter are t intervals over seeds. Shapes as in ``repro.probe.effects``: M methods, R reads, C
+columns, W windows.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ HALF = 0.5  # of a read's weight: a heavier source has no control of equal mass
 
 @dataclass(frozen=True)
 class ArmEffects:
-    """One arm. Intervals: of the rank correlation of an effect with the weight (NaN where all weights are one)
+    """One arm. Intervals: of the rank correlation of an effect with the weight (NaN where all weights are
+    one)
     and with the share of the mixture; of the mean effect of `remove`, and of `remove` minus its control.
 
     cells: number of them.  resolved: share of cells whose effect has an interval over windows without zero.

@@ -20,7 +20,9 @@ LINTHRESH = 1e-3  # nats: below it, the axes of effects are linear
 
 
 def records(data: Interventions) -> list[dict[str, object]]:
-    """One csv row per arm, read and source: weight, share, effects with intervals over windows (first seed)."""
+    """One csv row per arm, read and source: weight, share, effects with intervals over windows (first
+    seed).
+    """
     rows: list[dict[str, object]] = []
     for arm in data.arms:
         record = arm.record
@@ -50,7 +52,8 @@ def tables(data: Interventions) -> list[Table]:
     kinds = sorted({i.kind for arm in data.arms for i in (arm.mean_effect, arm.by_share)})
     note = (
         f"Scale: {data.scale}. Loss in nats per token; 95 % over {' and '.join(kinds)} in brackets. Under "
-        f"{MIN_SEEDS} seeds this says nothing about other trainings, so no verdict. The paper has no such numbers."
+        f"{MIN_SEEDS} seeds this says nothing about other trainings, so no verdict. The paper has no such "
+        "numbers."
     )
     effects = Table(
         "Does a source matter? One source removed from one read",
@@ -77,8 +80,10 @@ def tables(data: Interventions) -> list[Table]:
         ],
         [
             note,
-            "minus control (×1000): the read keeps the source and loses the same weight from other sources in random order (cells "
-            "of weight below 0.5). rank corr.: Spearman between weight and loss change, over all cells and as "
+            "minus control (×1000): the read keeps the source and loses the same weight from other "
+            "sources in random order (cells "
+            "of weight below 0.5). rank corr.: Spearman between weight and loss change, over all cells "
+            "and as "
             "mean over reads.",
             *data.notes,
         ],
@@ -107,11 +112,15 @@ def tables(data: Interventions) -> list[Table]:
             for arm in data.arms
         ],
         [
-            "sd: of a weight, mean over cells, first seed; then the parts of its variance. Between positions: buckets that double in width; between "
+            "sd: of a weight, mean over cells, first seed; then the parts of its variance. Between "
+            "positions: buckets that double in width; between "
             "frequencies: decades of the input token's frequency in the training text. share of the mixture: "
-            "weight times norm of the source over the norm of what is read; it is defined for PreNorm too, where "
-            "every weight is one. Its rank correlation is with the loss change of the first table. resolved: cells whose "
-            "interval over windows excludes zero (no correction for their number). top agrees: reads in which the "
+            "weight times norm of the source over the norm of what is read; it is defined for PreNorm "
+            "too, where "
+            "every weight is one. Its rank correlation is with the loss change of the first table. "
+            "resolved: cells whose "
+            "interval over windows excludes zero (no correction for their number). top agrees: reads in "
+            "which the "
             "heaviest source is the one whose removal costs most.",
         ],
     )
@@ -119,7 +128,8 @@ def tables(data: Interventions) -> list[Table]:
 
 
 def figure(data: Interventions) -> Figure:
-    """A row per arm: weight or share against effect, effect by read and source, effect of removing everywhere;
+    """A row per arm: weight or share against effect, effect by read and source, effect of removing
+    everywhere;
     below, the spread of weights by position and by token frequency."""
     n = len(data.arms)
     with style.styled():
@@ -138,7 +148,8 @@ def figure(data: Interventions) -> Figure:
         text = (
             f"Scale {data.scale}, seed {', '.join(seeds)}\n\nLoss change: nats per token, paired with the\n"
             f"untouched pass; symmetric log axes, linear\nbelow {LINTHRESH:g}. Bars: 95 % over windows.\n\n"
-            "Hatched: no such source in that read.\nPreNorm: every summand has weight one, so\nits panels use the share of the sum."
+            "Hatched: no such source in that read.\nPreNorm: every summand has weight one, so\nits "
+            "panels use the share of the sum."
         )
         axes[n][2].text(0.02, 0.95, text, va="top", fontsize=10)
         drawing.tight_layout(h_pad=2.0, w_pad=2.0)
@@ -215,8 +226,8 @@ def _everywhere(axes: Axes, arm: ArmEffects) -> None:
     axes.set_xlabel("source, touched in every read that has it")
     axes.set_ylabel("loss change (nats per token)")
     axes.set_title(f"{arm.arm}: all later reads", fontsize=10)
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high * 12)  # room for the legend
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, top * 12)  # room for the legend
     axes.legend(loc="upper right", ncols=2, fontsize=8)
 
 

@@ -1,4 +1,6 @@
-"""Records that probes leave in run directories (``python -m repro.probe``): which runs have one, and which not."""
+"""Records that probes leave in run directories (``python -m repro.probe``): which runs have one, and
+which not.
+"""
 
 from __future__ import annotations
 

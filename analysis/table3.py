@@ -1,7 +1,8 @@
 """Table 3 as published: PreNorm and Block at 48B, with the interval that the number of questions implies.
 
 The paper prints no interval. Where a benchmark's size is public knowledge, the half-width shown is ours: two
-proportions of that many questions, taken as independent. Both models answer the same questions, so it is wider
+proportions of that many questions, taken as independent. Both models answer the same questions, so it is
+wider
 than a paired one would be; it says nothing about the spread over training runs.
 """
 
@@ -96,9 +97,11 @@ def table(rows: Sequence[Benchmark], title: str) -> Table:
         for row in rows
     ]
     notes = [
-        "Published: accuracy in percent, 48B parameters (3B activated), 1.4T tokens, one run per column; the paper "
+        "Published: accuracy in percent, 48B parameters (3B activated), 1.4T tokens, one run per column; "
+        "the paper "
         "prints no interval, so no verdict.",
-        f"Block is better on {better} of {len(rows)}, tied on {tied} ({ties}), worse on {worse}; sign test over "
+        f"Block is better on {better} of {len(rows)}, tied on {tied} ({ties}), worse on {worse}; sign "
+        "test over "
         f"benchmarks p = {sign_test(better, worse):.4f} (they share one pair of runs, so they are not "
         "independent). The abstract says all tasks improve; the text says match or improve.",
         "95 % half-width: ours, from the number of questions where that is public, both columns taken as "

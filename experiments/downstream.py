@@ -24,7 +24,10 @@ def render(source: Source) -> Rendered:
 ITEM = PaperItem(
     name=NAME,
     title=TITLE,
-    claim="Block AttnRes matches or improves on PreNorm downstream (Table 3, at 48B). Here: small models, other items.",
+    claim=(
+        "Block AttnRes matches or improves on PreNorm downstream (Table 3, at 48B). Here: small models, "
+        "other items."
+    ),
     experiment=NAME,
     arms=ARMS,
     render=render,

@@ -25,7 +25,8 @@ ITEM = PaperItem(
     name=NAME,
     title="Interventions: does a source matter?",
     claim=(
-        "The paper reads importance off the learned weights (Fig. 8, Section 6.2). Here a source is taken away or "
+        "The paper reads importance off the learned weights (Fig. 8, Section 6.2). Here a source is "
+        "taken away or "
         "replaced and the loss is measured."
     ),
     experiment=NAME,

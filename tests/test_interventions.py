@@ -1,4 +1,6 @@
-"""Sources taken away: equal to the plain model where nothing is, and to a float64 softmax by hand where one is."""
+"""Sources taken away: equal to the plain model where nothing is, and to a float64 softmax by hand where
+one is.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,15 @@ import pytest
 import torch
 
 from analysis.interventions import jackknife, rank_correlation, within_reads
+from analysis.tables import to_text
+from experiments import interventions as item
+from experiments.item import Source
 from repro.model.build import build_decoder
 from repro.probe.__main__ import main
 from repro.probe.mixers import METHODS, Intervention, ProbedAttnRes, ProbedPreNorm
 from repro.probe.passes import losses_from, repeated, states_of
 from repro.runs import Run
-from tests.tiny import only_run, tiny_config, train, with_arm
+from tests.tiny import only_run, runs, tiny_config, train, with_arm
 
 WIDTH, SHAPE = 8, (2, 3, 8)
 
@@ -78,7 +83,7 @@ def test_replacements_keep_the_weight_of_the_true_source() -> None:
 def test_the_control_takes_the_same_mass_from_others() -> None:
     """Weights 0.1, 0.2, 0.3, 0.4: removing mass 0.3 in the order 0, 1, 3 leaves 0, 0, 0.3, 0.4 over 0.7."""
     mixer = mixer_with(1)
-    state, sources = state_before(mixer, 3)
+    _, sources = state_before(mixer, 3)
     weights = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).view(4, 1, 1, 1).expand(4, 1, 2, 3)
     plan = Intervention(3, 3, 2, "equal_mass", order=(0, 1, 2, 3))
     found, mass = mixer._changed(plan, 3, 2, weights, sources, sources[0])
@@ -90,7 +95,6 @@ def test_the_control_takes_the_same_mass_from_others() -> None:
 def test_a_source_of_no_weight_changes_nothing() -> None:
     mixer = mixer_with(1)
     state, _ = state_before(mixer, 2)
-    plain, _ = mixer.read(state, 2)
     with torch.no_grad():  # a key that the query dislikes by 60 sqrt(D) nats
         source = mixer.sources_at(state, 2)[1]
         mixer.queries[2] = -60 * source[0, 0] / source[0, 0].norm()
@@ -175,6 +179,24 @@ def test_the_record_of_a_run(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (run.directory / "interventions.npz").stat().st_mtime_ns == before
 
 
+def test_the_item_from_records(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """PreNorm beside Full: no weights to rank, no control, and the sum's own effects."""
+    assert train(root, "arm=prenorm", "seed=2") == 0
+    for run in runs(root):
+        assert main(["interventions", f"run={run.directory}", f"data={root / 'data'}", "windows=4"]) == 0
+    rendered = item.ITEM.render(Source("smoke", root / "runs", root / "results"))
+    by_arm = {arm.arm: arm for arm in rendered.data.arms}
+    assert list(by_arm) == ["prenorm", "full"]
+    assert by_arm["prenorm"].cells == by_arm["full"].cells == 2 + 3 + 4 + 5
+    assert np.isnan(by_arm["prenorm"].by_weight.estimate)
+    assert np.isnan(by_arm["prenorm"].over_control.estimate)
+    assert by_arm["full"].by_weight.kind == "windows"
+    assert len(rendered.records) == 28
+    widths = [len(line) for table in rendered.terminal for line in to_text(table).splitlines()]
+    assert max(widths) <= 120
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -194,7 +216,7 @@ def test_bad_input_is_one_line(words: list[str], text: str, capsys: pytest.Captu
 
 
 def test_a_run_without_checkpoint_says_how_to_get_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = only_run(root)
+    run = next(run for run in runs(root) if run.directory.parent.name == "full")
     aside = run.checkpoint.rename(run.checkpoint.with_name("aside"))
     assert main(["downstream", f"run={run.directory}", f"data={root / 'data'}"]) == 2
     aside.rename(run.checkpoint)

@@ -1,7 +1,8 @@
 """downstream.npz of a run: which items its checkpoint answers rightly (a small suite beside Table 3).
 
 A choice is scored by its log-probability after the context, divided by the bytes of its text, so that the
-number is the same question for every tokenizer; the undivided score is kept beside it. An item with one choice
+number is the same question for every tokenizer; the undivided score is kept beside it. An item with one
+choice
 is right if each of its tokens is the most likely one. No shots, no instructions.
 """
 
@@ -79,7 +80,8 @@ def collect(
 def answers(
     model: Model, items: Sequence[Item], context: int, *, device: str = "cpu", say: Say = print
 ) -> dict[str, Any]:
-    """One entry per item: `task`, `key`, `num_choices`, `answer`, `gold`, `correct`, `correct_raw`, `truncated`.
+    """One entry per item: `task`, `key`, `num_choices`, `answer`, `gold`, `correct`, `correct_raw`,
+    `truncated`.
 
     correct: by log-probability per byte; correct_raw: by log-probability; the same for a single choice.
     answer: equal for equal right answers.  truncated: whether a choice's context was cut.

@@ -1,4 +1,5 @@
-"""A run's checkpoint as a model of lm-evaluation-harness, through its Python API (an optional package, `lm_eval`).
+"""A run's checkpoint as a model of lm-evaluation-harness, through its Python API (an optional package,
+`lm_eval`).
 
     from repro.probe.harness import harness_model
     lm_eval.simple_evaluate(model=harness_model(trained, tokenizer), tasks=["piqa"])
@@ -18,7 +19,9 @@ from repro.probe.trained import Trained
 
 
 def harness_model(trained: Trained) -> Any:
-    """An ``lm_eval.api.model.LM`` of a trained run; a DataError where the package, or a tokenizer, is missing."""
+    """An ``lm_eval.api.model.LM`` of a trained run; a DataError where the package, or a tokenizer, is
+    missing.
+    """
     if trained.shards.tokenizer_kind == "none":
         raise DataError(
             f"{trained.run.directory}: trained on generated tokens, which have no text to evaluate"

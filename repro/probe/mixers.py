@@ -37,7 +37,8 @@ METHODS = ("remove", *REPLACEMENTS, "equal_mass")
 class Intervention:
     """Reads first..last (inclusive) see source `column` changed by `method`.
 
-    means: read -> [D] for `mean`; direction: unit vectors [B, T, D] for `random`; order: in which `equal_mass`
+    means: read -> [D] for `mean`; direction: unit vectors [B, T, D] for `random`; order: in which
+    `equal_mass`
     empties the other sources, a permutation of positions.
     """
 
@@ -119,7 +120,8 @@ class ProbedAttnRes(AttnRes):
 
 
 class ProbedPreNorm(PreNorm):
-    """`PreNorm` with its summands kept apart: a control without weights, in which every source has weight one.
+    """`PreNorm` with its summands kept apart: a control without weights, in which every source has weight
+    one.
 
     `remove` takes a summand out of the sum; `zero` would be the same.
     """
@@ -149,7 +151,7 @@ class ProbedPreNorm(PreNorm):
 
     def _changed(self, state: State, l: int) -> Tensor:
         stream, sources = state
-        for number, (rows, plan) in enumerate(self.interventions):
+        for rows, plan in self.interventions:
             position = plan.position(l, self.source_columns(l))
             if position is not None:
                 stream = stream.clone() if stream is state[0] else stream

@@ -1,4 +1,6 @@
-"""A probe's record in the run's directory: written under the run's lock, and found again by what decides it."""
+"""A probe's record in the run's directory: written under the run's lock, and found again by what decides
+it.
+"""
 
 from __future__ import annotations
 

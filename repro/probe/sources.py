@@ -88,7 +88,7 @@ class SourceRecorder:
         share: a_i |v_i| / |mixture|, the source's part in what is read. Variances are over tokens.
         """
         reads = self.mixer.num_sublayers + 1
-        counts = [sum(c[k] for c in self._counts).double().cpu().numpy() for k in (0, 1)]  # type: ignore[attr-defined]
+        counts = [torch.stack([c[k] for c in self._counts]).sum(0).double().cpu().numpy() for k in (0, 1)]
         found: dict[str, np.ndarray] = {}
         for name, size in (("position", len(counts[0])), ("frequency", len(counts[1]))):
             for kind in ("mean", "variance"):

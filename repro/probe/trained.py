@@ -135,7 +135,8 @@ def _shards(config: DictConfig, cache_dir: Path, say: Say) -> Shards:
     prepared = prepare(data, vocab_size=config.model.vocab_size, cache_dir=cache_dir, say=say)
     if prepared.fingerprint != fingerprint:
         raise DataError(
-            f"{shown(prepared.directory)}: fingerprint {prepared.fingerprint[:12]}, but the run was trained on "
+            f"{shown(prepared.directory)}: fingerprint {prepared.fingerprint[:12]}, but the run was "
+            "trained on "
             f"{str(fingerprint)[:12]}; prepare that corpus, or name its folder with data="
         )
     return Shards.open(prepared.directory)
