@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis import style
 from analysis.interventions import ArmEffects, Interventions, cell_interval, effect, later
@@ -169,6 +170,10 @@ def _scatter(axes: Axes, arm: ArmEffects) -> None:
     axes.plot(x.ravel(), removed.ravel(), "o", ms=4, alpha=0.6, color=style.BLUE, label="source removed")
     axes.axhline(0, color="black", lw=0.8)
     axes.set_xscale("log")
+    wide = np.nanmax(x) > 30 * np.nanmin(x)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yscale("symlog", linthresh=LINTHRESH)
     axes.set_xlabel(
         "share of what is read, |v| / |sum|" if constant else "mean weight of the source in the read"
