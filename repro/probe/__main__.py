@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _describe(probe: str) -> None:
     print(f"python -m repro.probe {probe} key=value ...")
     for key, (default, allowed) in {**COMMON, **OWN[probe]}.items():
-        print(f"  {key}={default if default is not None else ''}".ljust(20) + allowed)
+        print(f"  {key}={default if default is not None else ''}".ljust(30) + allowed)
 
 
 def _settings(probe: str, words: Sequence[str]) -> dict[str, Any]:
