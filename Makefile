@@ -15,13 +15,12 @@ RUN     := $(VENV)/bin/python
 PEERS   := $(if $(wildcard .venv-peers/bin/python),.venv-peers/bin/python,$(RUN))
 STAMP   := $(VENV)/.installed
 
-# Every table and figure (experiments/<name>.py): what it needs is trained at SCALE, then it is rendered. TIMED
-# ones show step times beside the losses.
+# Every table and figure (experiments/<name>.py): what it needs is trained at SCALE, then measured, then it is
+# rendered.
 ITEMS   := table1 table2 table3 table4 table5 fig3 fig4 fig5 fig6 fig7 fig8 fig9 multiplier downstream interventions eps tradeoff
-TIMED   := table4 fig6 tradeoff
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data reproduce $(ITEMS) init lr lr_fairness published kernels traffic bench gpu-check smoke conformance test lint clean
+.PHONY: help setup data reproduce all facts $(ITEMS) init lr lr_fairness published kernels traffic bench gpu-check smoke conformance test lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -59,6 +58,14 @@ lr_fairness: $(STAMP)  ## the learning rate swept for each arm
 published: $(STAMP)  ## render every item from the paper's own numbers (no training)
 	$(RUN) -m repro.reproduce render all --scale published
 
+all: $(STAMP)  ## every item at SCALE; SCALE=published renders only, in seconds
+	@if [ "$(SCALE)" = published ]; then $(MAKE) --no-print-directory published; else \
+	  code=0; for item in $(filter-out table1 table3 table5 fig3,$(ITEMS)); do \
+	    $(MAKE) --no-print-directory $$item || code=$$?; done; exit $$code; fi
+
+facts: $(STAMP)  ## what every scheme states about itself, for Table 5; after adding an arm
+	$(RUN) -m repro.train.facts
+
 kernels: $(STAMP)  ## registers, spills and occupancy of every Triton kernel, compiled without a GPU
 	$(RUN) -m repro.bench.aot
 
@@ -91,13 +98,23 @@ lint: $(STAMP)  ## ruff and mypy
 clean:  ## remove caches; never runs, data or results
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# Train (unless SCALE=published), measure step times alone, render. A failed run (1) still gets its table, and
-# the target fails after it.
+# What an item needs besides runs; measured alone, after training.
+step_time          = $(RUN) -m repro.train.step_time experiment=$(1) scale=$(SCALE)
+BEFORE_table4       = $(call step_time,table4)
+BEFORE_fig6         = $(call step_time,fig6)
+BEFORE_tradeoff     = $(call step_time,tradeoff) && $(RUN) -m repro.bench.step_memory experiment=tradeoff scale=$(SCALE)
+BEFORE_fig9         = $(RUN) -m repro.train.matrices runs/$(SCALE)
+BEFORE_eps          = $(RUN) -m repro.train.eps_deviation scale=$(SCALE)
+BEFORE_interventions = $(RUN) -m repro.probe interventions scale=$(SCALE)
+BEFORE_downstream   = $(RUN) -m repro.probe downstream scale=$(SCALE)
+
+# Train (unless SCALE=published), measure, render. A failed run (1) still gets its table, and the target fails
+# after it.
 define item
 @code=0; if [ "$(SCALE)" != published ] && [ -f conf/experiment/$(1).yaml ]; then \
   $(RUN) -m repro.train -m experiment=$(1) scale=$(SCALE) seed=$(SEEDS) hydra/launcher=$(LAUNCHER) || code=$$?; \
   test $$code -le 1 || exit $$code; \
-  if [ -n "$(filter $(1),$(TIMED))" ]; then $(RUN) -m repro.train.step_time experiment=$(1) scale=$(SCALE) || exit $$?; fi; fi; \
+  $(if $(BEFORE_$(1)),$(BEFORE_$(1)) || exit $$?;) fi; \
 $(RUN) -m repro.reproduce render $(1) --scale $(SCALE) || exit $$?; exit $$code
 endef
 
