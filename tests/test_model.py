@@ -239,3 +239,20 @@ def test_the_observer_sees_the_partial_sum_of_the_open_block(config: DictConfig)
         begin = l // 3 * 3
         partial = sum(seen["output", i] for i in range(begin, l + 1))
         assert error(seen["stream", l], torch.as_tensor(partial)) < 1e-14
+
+
+@pytest.mark.parametrize("block_size", [1, 3])
+def test_the_stream_of_attnres_has_the_gradient_of_its_newest_output(
+    config: DictConfig, block_size: int
+) -> None:
+    """Read by read the sum is one tensor of the graph, whose gradient is there to be compared."""
+    decoder = build(config, {"block_size": block_size})
+    randomise(decoder.mixer)
+    decoder.mixer.execution = "per_read"
+    logits, seen = observed(decoder)
+    for tensor in seen.values():
+        tensor.retain_grad()
+    logits.square().mean().backward()
+    for l in range(SUBLAYERS):
+        assert error(seen["stream", l].grad, seen["output", l].grad) < 1e-12
+    assert decoder.mixer.stream_has_outputs_gradient

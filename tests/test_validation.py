@@ -146,6 +146,17 @@ def test_dynamics_by_hand() -> None:
     assert recorder.arrays(0.5)["output_l2"][1] == arrays["output_l2"][1]
 
 
+def test_a_stream_beside_the_graph_has_its_outputs_gradient() -> None:
+    recorder = DynamicsRecorder(1, shared_gradient=True)
+    output = normal("output", 4, 3).requires_grad_()
+    recorder.observe("output", 0, output)
+    recorder.observe("stream", 0, 2 * output)  # as a partial sum that no read has seen yet
+    (3 * output).sum().backward()
+    arrays = recorder.arrays()
+    assert arrays["stream_grad_rms"][0] == arrays["output_grad_rms"][0] == pytest.approx(3.0)
+    assert arrays["stream_rms"][0] == pytest.approx(2 * arrays["output_rms"][0])
+
+
 def test_magnitudes_of_a_run(reference: Path) -> None:
     """Recorded at the training steps that follow snapshots, and at the last one."""
     arrays = arrays_of(only_run(reference), "depth_norms")

@@ -53,6 +53,7 @@ class AttnRes(PhasedReads):
     )
     executions: tuple[str, ...] = ("two_phase", "score_on_write", "per_read")
     output_read = True
+    stream_has_outputs_gradient = True
 
     def __init__(
         self,

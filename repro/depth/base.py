@@ -60,6 +60,9 @@ class DepthMixer(nn.Module):
     #: True where the scheme normalises the state after adding (post-norm): the decoder then
     #: applies no final norm of its own.
     post_norm: bool = False
+    #: True where the newest output acts through `stream` alone, so that their gradients are one and the same:
+    #: a sum that is observed may be no part of the graph (AttnRes adds it up at the next read).
+    stream_has_outputs_gradient: bool = False
 
     def __init__(
         self,

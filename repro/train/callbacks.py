@@ -104,7 +104,10 @@ class Recorder(L.Callback):
             raise SIGTERMException
         # Beside the snapshots, the last step too: Fig. 5 (b) and (c) show the end of training.
         if (step in self.snapshots or step == self.total - 1) and trainer.is_global_zero:
-            self._dynamics = DynamicsRecorder(pl_module.decoder.num_sublayers)
+            decoder = pl_module.decoder
+            self._dynamics = DynamicsRecorder(
+                decoder.num_sublayers, decoder.mixer.stream_has_outputs_gradient
+            )
             pl_module.observer = self._dynamics.observe
 
     def on_train_batch_end(

@@ -118,21 +118,25 @@ class DynamicsRecorder:
     The paper's Fig. 5 does not say which norm or which tensor it plots, so three norms of two tensors are
     kept, each [L]: `l2` is the mean over tokens of a token's Euclidean norm, `rms` the root mean square and
     `mean_abs` the mean absolute value over all entries. Gradients are those of the step's mean loss per
-    token. Micro-batches of a step are averaged, so that their number does not matter.
+    token. Micro-batches of a step are averaged, so that their number does not matter. shared_gradient: the
+    gradient of an output counts as that of the stream too (`DepthMixer.stream_has_outputs_gradient`).
     """
 
     NORMS = ("l2", "rms", "mean_abs")
 
-    def __init__(self, num_sublayers: int) -> None:
-        self.num_sublayers = num_sublayers
+    def __init__(self, num_sublayers: int, shared_gradient: bool = False) -> None:
+        self.num_sublayers, self.shared_gradient = num_sublayers, shared_gradient
         self._sums: dict[tuple[str, int], np.ndarray] = {}
         self._passes: dict[tuple[str, int], int] = {}
 
     def observe(self, kind: str, l: int, tensor: Tensor) -> None:
         """Pass to `Decoder.loss(..., observe=...)`."""
         self._add(kind, l, tensor.detach())
-        if tensor.requires_grad:
-            tensor.register_hook(lambda gradient: self._add(f"{kind}_grad", l, gradient.detach()))
+        if not tensor.requires_grad or (self.shared_gradient and kind == "stream"):
+            return
+        tensor.register_hook(lambda gradient: self._add(f"{kind}_grad", l, gradient.detach()))
+        if self.shared_gradient:
+            tensor.register_hook(lambda gradient: self._add("stream_grad", l, gradient.detach()))
 
     def _add(self, kind: str, l: int, tensor: Tensor) -> None:
         x = tensor.float()
