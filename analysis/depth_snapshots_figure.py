@@ -26,9 +26,7 @@ _COLOURS = (style.GREEN, style.ORANGE)
 _LINES = {0: ("-", "o"), 1: ("--", "s")}
 
 
-def maps_over_training(
-    rows: Mapping[str, Sequence[np.ndarray]], steps: Sequence[int], title: str
-) -> Figure:
+def maps_over_training(rows: Mapping[str, Sequence[np.ndarray]], steps: Sequence[int], title: str) -> Figure:
     """A row of maps per arm, a column per step; rows: label -> weights [R, C] at these steps.
 
     Colour: weight over the uniform weight of its read, log scale, cut at ``REACH``.
@@ -94,7 +92,9 @@ def curves(
                     found = [model.statistic(panel, name) for model in arm]
                     shift = 0.07 * (2 * number + panel - 1.5)  # intervals side by side, not on each other
                     estimates = [np.nan if v is None else v.estimate for v in found]
-                    reach = [0.0 if v is None or not np.isfinite(v.low) else v.high - v.estimate for v in found]
+                    reach = [
+                        0.0 if v is None or not np.isfinite(v.low) else v.high - v.estimate for v in found
+                    ]
                     line, marker = _LINES[panel]
                     axes.errorbar(
                         x + shift, estimates, reach, color=colour, ls=line, marker=marker, ms=4.5, lw=1.5,

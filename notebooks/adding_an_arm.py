@@ -232,7 +232,9 @@ def compare(arm: str, parent: str) -> Interval:
 contrast, gaps = compare(ARM, PARENT), differences(ARM, PARENT)
 print(f"{ARM} minus {PARENT}: {interval_text(contrast)} nats per token, over {contrast.n} {contrast.kind}")
 print("by seed:", np.round(gaps, 4))
-print(f"paired t test: p = {p_value(gaps):.3f};  within +-{MARGIN} nats of zero: p = {equivalence_p(gaps):.3f}")
+print(
+    f"paired t test: p = {p_value(gaps):.3f};  within +-{MARGIN} nats of zero: p = {equivalence_p(gaps):.3f}"
+)
 
 # %% [markdown]
 # Three outcomes are results: an interval on one side of zero, an interval on the other, and an interval within the
@@ -246,7 +248,9 @@ print(f"standard deviation of the paired differences: {spread:.4f} nats")
 print(f"seen with 80 % power by {len(gaps)} seeds: {smallest_visible(spread, len(gaps)):.3f} nats")
 for size in (0.1, 0.05, 0.02):
     needed = seeds_needed_with_range(size, spread, len(gaps))
-    print(f"seeds for {size} nats: {needed.at_measured} (spread uncertain: {needed.at_low} to {needed.at_high})")
+    print(
+        f"seeds for {size} nats: {needed.at_measured} (spread uncertain: {needed.at_low} to {needed.at_high})"
+    )
 
 
 def power_figure():
@@ -260,7 +264,9 @@ def power_figure():
         axes.axhline(0.8, color=style.GREY, lw=0.8)
         axes.axvline(abs(contrast.estimate), color=style.ORANGE, lw=1.4, label="our estimate")
         axes.set_xscale("log")
-        axes.set_xticks([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4], ["0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.4"])
+        axes.set_xticks(
+            [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4], ["0.005", "0.01", "0.02", "0.05", "0.1", "0.2", "0.4"]
+        )
         axes.set_xticks([], minor=True)
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("true difference (nats per token)")
@@ -295,11 +301,17 @@ rows = [
     )
     for arm, interval in contrasts.items()
 ]  # fmt: skip
-print(pd.DataFrame(rows, columns=["arm", "parent", "minus parent [95 %]", "over", "step time x"]).to_string(index=False))
+print(
+    pd.DataFrame(rows, columns=["arm", "parent", "minus parent [95 %]", "over", "step time x"]).to_string(
+        index=False
+    )
+)
 
 
 def forest_figure():
-    ordered = sorted(contrasts, key=lambda arm: (parents[arm] != "prenorm", parents[arm], contrasts[arm].estimate))
+    ordered = sorted(
+        contrasts, key=lambda arm: (parents[arm] != "prenorm", parents[arm], contrasts[arm].estimate)
+    )
     with style.styled():
         figure, (axes,) = style.new_figure(8.8, 0.32 * len(ordered) + 1.4)
         for place, arm in enumerate(ordered):

@@ -149,7 +149,9 @@ curves(
 for arm in by_position:
     for panel, kind in PANELS.items():
         first, last = (np.array(arm[bucket].values(panel, "embedding")) for bucket in (0, -1))
-        print(f"{arm[0].label}, {kind}: embedding at position 0 minus last bucket, by seed: {np.round(first - last, 3)}")
+        print(
+            f"{arm[0].label}, {kind}: embedding at position 0 minus last bucket, by seed: {np.round(first - last, 3)}"
+        )
 
 # %% [markdown]
 # ## Over tokens
@@ -159,10 +161,10 @@ for arm in by_position:
 # is an upper bound for the mean entropy of single tokens, and the gap between them is what varies.
 
 # %%
-spread = {
-    label: np.mean([run.spread[-1] for run in snapshots[arm]], axis=0) for arm, label in ARMS.items()
-}
-spread_maps(spread, f"Spread of depth weights over tokens at step {steps[-1]} (scale {SCALE}, mean over 3 seeds)")
+spread = {label: np.mean([run.spread[-1] for run in snapshots[arm]], axis=0) for arm, label in ARMS.items()}
+spread_maps(
+    spread, f"Spread of depth weights over tokens at step {steps[-1]} (scale {SCALE}, mean over 3 seeds)"
+)
 
 # %%
 for (arm, label), models in zip(ARMS.items(), trained, strict=True):
@@ -176,7 +178,9 @@ for (arm, label), models in zip(ARMS.items(), trained, strict=True):
     )
     for panel, kind in PANELS.items():
         mean, tokens = (models[-1].statistic(panel, name) for name in ("entropy", "token entropy"))
-        print(f"    {kind}: entropy / uniform {mean.estimate:.3f} of the mean, {tokens.estimate:.3f} by token")
+        print(
+            f"    {kind}: entropy / uniform {mean.estimate:.3f} of the mean, {tokens.estimate:.3f} by token"
+        )
 
 # %% [markdown]
 # ## The three sentences of Fig. 8
@@ -219,8 +223,12 @@ def between_reads(name: str, more: int) -> list:
 
 
 SENTENCES = {
-    "(1) most rows have their maximum at the predecessor": larger([((*s, "predecessor"), 0.5) for s in SIDES]),
-    "(1) ... or in this or the last transformer block": larger([((*s, "previous block"), 0.5) for s in SIDES]),
+    "(1) most rows have their maximum at the predecessor": larger(
+        [((*s, "predecessor"), 0.5) for s in SIDES]
+    ),
+    "(1) ... or in this or the last transformer block": larger(
+        [((*s, "previous block"), 0.5) for s in SIDES]
+    ),
     "(2) embedding: more before attention": larger(between_reads("embedding", PRE_ATTENTION)),
     "(2) before MLPs: sharper": larger(between_reads("entropy", PRE_ATTENTION)),
     "(2) before MLPs: more local": larger(between_reads("last source", PRE_MLP)),

@@ -68,7 +68,9 @@ print(runs.groupby("arm")["status"].value_counts().unstack(fill_value=0).to_stri
 found, problems = load(RUNS, SCALE, ["prenorm", "full", "block_s4"])
 chosen, notes = select(found, SCALE)
 for run in sorted(chosen, key=lambda run: (run.arm, run.seeds)):
-    print(f"{run.arm:9} seed {run.seed_label}  {run.run_id}  loss {run.val_loss:.4f}  {run.val_bpb:.4f} bits/byte")
+    print(
+        f"{run.arm:9} seed {run.seed_label}  {run.run_id}  loss {run.val_loss:.4f}  {run.val_bpb:.4f} bits/byte"
+    )
 print(*problems, *notes, sep="\n")
 by_arm = {arm: {run.seed: run for run in chosen if run.arm == arm} for arm in ("prenorm", "full", "block_s4")}
 
@@ -112,7 +114,9 @@ print("source tree:", meta["git"]["sha"], "  parameters:", meta["parameters"], "
 # %%
 LOOKS = {"prenorm": style.PRENORM, "full": style.FULL, "block_s4": style.ORANGE}
 LABELS = {"prenorm": "PreNorm", "full": "Full", "block_s4": "Block (S=4)"}
-metrics = {(arm, seed): load_metrics(run.directory) for arm, own in by_arm.items() for seed, run in own.items()}
+metrics = {
+    (arm, seed): load_metrics(run.directory) for arm, own in by_arm.items() for seed, run in own.items()
+}
 
 
 def subset_losses(arm: str, seed: int) -> pd.Series:
@@ -171,7 +175,9 @@ print(timings.tail(3).to_string(index=False))
 documents = load_val_losses(run.directory)
 pooled = documents["loss_sum"].sum() / documents["tokens"].sum()
 print(documents.head(4).to_string())
-print(f"{len(documents)} documents, {documents['tokens'].sum()} tokens; pooled {pooled:.6f}, recorded {run.val_loss:.6f}")
+print(
+    f"{len(documents)} documents, {documents['tokens'].sum()} tokens; pooled {pooled:.6f}, recorded {run.val_loss:.6f}"
+)
 by_source = documents.groupby("source")[["loss_sum", "tokens", "bytes"]].sum()
 by_source["nats_per_token"] = by_source["loss_sum"] / by_source["tokens"]
 by_source["bits_per_byte"] = by_source["loss_sum"] / np.log(2) / by_source["bytes"]
@@ -187,7 +193,11 @@ baseline = load_val_losses(by_arm["prenorm"][1].directory)
 per_token = (documents["loss_sum"] - baseline["loss_sum"]) / documents["tokens"]
 by_documents = document_interval(documents["loss_sum"], baseline["loss_sum"], documents["tokens"])
 ordered = documents["tokens"].sort_values(ascending=False)
-print("half of all tokens are in the", int((ordered.cumsum() < ordered.sum() / 2).sum()) + 1, "longest documents")
+print(
+    "half of all tokens are in the",
+    int((ordered.cumsum() < ordered.sum() / 2).sum()) + 1,
+    "longest documents",
+)
 print("Full minus PreNorm, seed 1:", interval_text(by_documents), by_documents.kind, by_documents.n)
 
 
@@ -197,7 +207,9 @@ def documents_figure():
         colours = (style.BLUE, style.ORANGE, style.GREEN, style.VERMILION, style.PURPLE)
         for colour, source in zip(colours, sorted(documents["source"].unique()), strict=True):
             own = documents["source"] == source
-            axes.plot(documents["tokens"][own], per_token[own], "o", ms=3, alpha=0.6, color=colour, label=source)
+            axes.plot(
+                documents["tokens"][own], per_token[own], "o", ms=3, alpha=0.6, color=colour, label=source
+            )
         axes.axhline(by_documents.estimate, color="black", lw=1.2, label="pooled, 95 % over documents")
         axes.axhspan(by_documents.low, by_documents.high, color="black", alpha=0.2, lw=0)
         axes.axhline(0, color=style.PRENORM, lw=0.8, ls=":")

@@ -49,7 +49,9 @@ ladder = published_ladder(PUBLISHED / "table2_scaling.csv", COLUMNS)
 LABELS = dict(zip(ladder.arms, ladder.labels, strict=True))
 losses = dict(zip(ladder.arms, ladder.losses, strict=True))
 compute = {axis: values[0] for axis, values in ladder.compute.items()}  # the same for all arms
-table = pd.DataFrame({LABELS[arm]: values for arm, values in losses.items()}, index=[s.name for s in ladder.sizes])
+table = pd.DataFrame(
+    {LABELS[arm]: values for arm, values in losses.items()}, index=[s.name for s in ladder.sizes]
+)
 print(table.to_string())
 
 # %% [markdown]
@@ -84,7 +86,13 @@ for arm, curve in ols.items():
         f"{LABELS[arm]:12} A {float(curve.a):.4f} [{low:.3f}, {high:.3f}]   "
         f"alpha {float(curve.alpha):.4f} [{alpha[0]:.4f}, {alpha[1]:.4f}]"
     )
-LOOKS = dict(zip(ladder.arms, ((style.GREY, "o"), (style.ORANGE, "s"), (style.GREEN, "D"), (style.PURPLE, "^")), strict=True))
+LOOKS = dict(
+    zip(
+        ladder.arms,
+        ((style.GREY, "o"), (style.ORANGE, "s"), (style.GREEN, "D"), (style.PURPLE, "^")),
+        strict=True,
+    )
+)
 
 
 def residuals_figure():
@@ -168,7 +176,9 @@ for axis in ladder.axes:
     for estimator in ESTIMATORS:
         row = whole.advantage("block_n8", "method", axis, estimator)
         low, high = row.paired or (np.nan, np.nan)
-        rows.append((AXES[axis], NAMES[estimator], row.ratio, low, high, row.step.change if row.step else np.nan))
+        rows.append(
+            (AXES[axis], NAMES[estimator], row.ratio, low, high, row.step.change if row.step else np.nan)
+        )
 advantages = pd.DataFrame(rows, columns=["axis", "fit", "advantage", "low", "high", f"per {STEP} nats"])
 print(advantages.round(3).to_string(index=False))
 
@@ -213,8 +223,12 @@ def advantage_figure():
         left.set_xlabel("compute of PreNorm / compute of Block at Block's largest size")
         left.legend(loc="upper center", bbox_to_anchor=(0.3, -0.16), fontsize=8.5, ncols=1)
         shown = defined & (draws > 0.9) & (draws < 1.9)
-        right.hist(draws[shown], bins=np.linspace(0.9, 1.9, 41), weights=drawn.probability[shown], color=style.ORANGE)
-        right.axvline(whole.advantage("block_n8", "method").ratio, color=style.OURS, lw=1.6, label="all five points")
+        right.hist(
+            draws[shown], bins=np.linspace(0.9, 1.9, 41), weights=drawn.probability[shown], color=style.ORANGE
+        )
+        right.axvline(
+            whole.advantage("block_n8", "method").ratio, color=style.OURS, lw=1.6, label="all five points"
+        )
         right.axvline(1.25, color=style.PAPER, lw=1.2, ls="--", label="the paper: 1.25")
         right.set_xlabel("advantage of Block, OLS, digitised stars")
         right.set_ylabel("probability of the resamples")
@@ -236,7 +250,9 @@ advantage_figure()
 # %%
 slope = float(ols["prenorm"].alpha * ols["prenorm"].loss(5.6))
 print(f"PreNorm at 5.6 PFLOP/s-days: dL / d log C = -{slope:.4f}; 1 % of compute is {slope * 0.01:.4f} nats")
-print(f"a spread of 0.002 nats in the difference of two losses is a factor of {np.exp(0.002 / slope):.3f} in compute")
+print(
+    f"a spread of 0.002 nats in the difference of two losses is a factor of {np.exp(0.002 / slope):.3f} in compute"
+)
 
 # %% [markdown]
 # ## At which loss?
@@ -249,7 +265,9 @@ wanted = [0.7, 1.0, 1.7, 3.4, 5.6, 10.0]
 for c in wanted:
     place = Place("method", c)
     low, high = paired_interval((C, C), (losses["prenorm"], losses["block_n8"]), place)
-    print(f"C = {c:4.1f}: advantage {place.ratio(ols['prenorm'], ols['block_n8']):.3f} [{low:.3f}, {high:.3f}]")
+    print(
+        f"C = {c:4.1f}: advantage {place.ratio(ols['prenorm'], ols['block_n8']):.3f} [{low:.3f}, {high:.3f}]"
+    )
 
 # %%
 scaling_figure(whole, printed, "block_n8")

@@ -135,7 +135,9 @@ def test_notebooks_import_only_analysis_and_runs() -> None:
         assert any(name.startswith("analysis") for name in modules)
 
 
-@pytest.mark.parametrize("module", ["torch", "repro.depth.base", "experiments.item", "repro", "os", "repro.errors"])
+@pytest.mark.parametrize(
+    "module", ["torch", "repro.depth.base", "experiments.item", "repro", "os", "repro.errors"]
+)
 def test_the_rule_refuses(module: str) -> None:
     assert not allowed(module)
 
@@ -217,7 +219,11 @@ def test_depth_attention_starts_uniform(page: Page) -> None:
 def test_scaling_law_finds_the_known_refits(page: Page) -> None:
     """Coefficients and ratios that were computed apart from this code, from the printed table."""
     table = page.namespace["coefficients"].set_index(["arm", "fit"])
-    for arm, a, alpha in (("PreNorm", 1.8921, 0.0566), ("Block (N=8)", 1.8716, 0.0582), ("Full", 1.8653, 0.0574)):
+    for arm, a, alpha in (
+        ("PreNorm", 1.8921, 0.0566),
+        ("Block (N=8)", 1.8716, 0.0582),
+        ("Full", 1.8653, 0.0574),
+    ):
         assert abs(table.loc[(arm, "OLS, log-log"), "A"] - a) < 1e-4
         assert abs(table.loc[(arm, "OLS, log-log"), "alpha"] - alpha) < 1e-4
     assert "coefficients, printed: 1.254" in printed(page)
