@@ -1,4 +1,4 @@
-"""Depth weights while a run trains: depth_weights.npz, all its snapshots, as the models that Fig. 8 is made of.
+"""Depth weights while a run trains: all snapshots of depth_weights.npz, as models of Fig. 8.
 
 Letters: K snapshots, R = L + 1 reads (the last is the output read), C source columns, P position buckets.
 Weights are means over the tokens of the validation subset, and over depth heads where there are several; NaN
@@ -20,9 +20,12 @@ from repro.runs.table import load_arrays
 
 @dataclass(frozen=True)
 class Snapshots:
-    """One run. steps: [K], optimiser steps done; weights, spread: [K, R, C], mean and standard deviation over
-    tokens; entropy: [K, R], nats, mean over tokens; by_position: [K, R, C, P], means of the tokens at positions
-    edges[p] to edges[p + 1] - 1 of a window (NaN where no window is that long); edges: [P + 1]."""
+    """One run.
+
+    steps: [K], optimiser steps done; weights, spread: [K, R, C], mean and standard deviation over tokens;
+    entropy: [K, R], nats, mean over tokens; by_position: [K, R, C, P], means of the tokens at positions
+    edges[p] to edges[p + 1] - 1 of a window (NaN where no window is that long); edges: [P + 1].
+    """
 
     steps: np.ndarray
     weights: np.ndarray

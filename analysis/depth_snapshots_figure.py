@@ -103,7 +103,8 @@ def curves(
             axes.set_title(label, fontsize=10)
             axes.xaxis.set_major_locator(FixedLocator(list(x)))
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_xticks(list(x), [str(place) for place in places])
+            long = max(len(str(place)) for place in places) > 4
+            axes.set_xticks(list(x), [str(place) for place in places], fontsize=7.5 if long else 9)
             axes.set_xlabel(xlabel)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=9)

@@ -1,8 +1,8 @@
 """A py:percent notebook (jupytext) as cells, and their execution in one namespace, without Jupyter.
 
-A cell begins at a line ``# %%`` (code) or ``# %% [markdown]`` (prose, commented); what stands before the first
-is the header. As in Jupyter, the value of a code cell's last expression is shown unless it is None. A line such
-as ``# %matplotlib inline`` is a comment here, and a magic where jupytext opens the file.
+A cell begins at a line ``# %%`` (code) or ``# %% [markdown]`` (prose, commented); a header may stand first.
+As in Jupyter, the value of a code cell's last expression is shown unless it is None. A line like
+``# %matplotlib inline`` is a comment here, and a magic where jupytext opens the file.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Page:
 
 
 class CellError(DataError):
-    """A cell raised; the text names file, line and error, ``details`` is the traceback within the notebook."""
+    """A cell raised; the text names file, line and error, ``details`` is the traceback."""
 
     def __init__(self, path: Path, line: int, error: BaseException, details: str) -> None:
         super().__init__(f"{path.name}:{line}: {type(error).__name__}: {error}")

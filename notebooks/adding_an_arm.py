@@ -14,18 +14,21 @@
 # %% [markdown]
 # # Adding an arm
 #
-# An *arm* is one residual scheme with its options, under a name: a YAML file, and a small class where the scheme is
-# new. This notebook shows both for an example, the commands that train it, and then how its comparison with its
-# parent is read from the records afterwards. The code of the arm is text here, since notebooks import no torch; the
-# test suite takes it from this page and runs it. The reading part is executed, on arms that have been trained.
+# An *arm* is one residual scheme with its options, under a name: a YAML file, and a small class where the
+# scheme is new. This notebook shows both for an example, the commands that train it, and then how its
+# comparison with its parent is read from the records afterwards. The code of the arm is text here, since
+# notebooks import no torch; the test suite takes it from this page and runs it. The reading part is
+# executed, on arms that have been trained.
 #
 # ## 1. One YAML
 #
-# The example is a leaky residual: before a sublayer's output is added, the stream loses a learned share of itself,
+# The example is a leaky residual: before a sublayer's output is added, the stream loses a learned share of
+# itself,
 #
 # h_l = (1 - a_{l-1}) h_{l-1} + f_{l-1}(norm(h_{l-1})),
 #
-# with one scalar per sublayer that starts at zero, so that training starts as PreNorm. `conf/arm/leaky.yaml`:
+# with one scalar per sublayer that starts at zero, so that training starts as PreNorm.
+# `conf/arm/leaky.yaml`:
 #
 # ```yaml
 # name: leaky
@@ -35,10 +38,11 @@
 # mixer: {_target_: repro.depth.leaky.Leaky}
 # ```
 #
-# `name` is the file's name and the run's directory. `parent` is the arm it changes in one respect, which is what it is
-# compared with. `label` is the text of its row. The keys under `mixer` are the constructor's arguments; `num_sublayers`,
-# `width` and the runtime's choices are filled in. Nothing has to be registered. An arm that only sets options of a
-# scheme that exists (`repro.depth.attnres.AttnRes` with another block size, say) ends here.
+# `name` is the file's name and the run's directory. `parent` is the arm it changes in one respect, which is
+# what it is compared with. `label` is the text of its row. The keys under `mixer` are the constructor's
+# arguments; `num_sublayers`, `width` and the runtime's choices are filled in. Nothing has to be registered.
+# An arm that only sets options of a scheme that exists (`repro.depth.attnres.AttnRes` with another block
+# size, say) ends here.
 
 # %% [markdown]
 # ## 2. One small class
@@ -95,21 +99,24 @@
 #
 # What is easy to miss:
 #
-# - The decoder is one loop for every scheme: `read`, norm, attention or MLP, `write`. Sublayers count from 0, two per
-#   transformer block; `finish` gives what the final norm sees.
-# - A mixer holds parameters only. What `write` needs from `read` travels in the state, which is an immutable tuple.
-# - `tagged(tensor, group)` says which optimiser treats a parameter and whether it decays: `query`, `gain` and `scalar`
-#   go to AdamW without decay. Nothing is routed by shape.
-# - Weights that depend on activations pass through `self.held(...)`, so that the depth-mixing matrix of Fig. 9 can
-#   hold them constant, and `self.record(l, weights)` hands them to the recorder behind `depth_weights.npz`.
-# - A choice that a paper leaves open is a named option with a default and one line of reason in the YAML; the
-#   alternative is an arm of its own. An option that cannot be used raises `ConfigError("arm.mixer.<key>", value, ...)`.
+# - The decoder is one loop for every scheme: `read`, norm, attention or MLP, `write`. Sublayers count from
+#   0, two per transformer block; `finish` gives what the final norm sees.
+# - A mixer holds parameters only. What `write` needs from `read` travels in the state, which is an
+#   immutable tuple.
+# - `tagged(tensor, group)` says which optimiser treats a parameter and whether it decays: `query`, `gain`
+#   and `scalar` go to AdamW without decay. Nothing is routed by shape.
+# - Weights that depend on activations pass through `self.held(...)`, so that the depth-mixing matrix of
+#   Fig. 9 can hold them constant, and `self.record(l, weights)` hands them to the recorder behind
+#   `depth_weights.npz`.
+# - A choice that a paper leaves open is a named option with a default and one line of reason in the YAML;
+#   the alternative is an arm of its own. An option that cannot be used raises
+#   `ConfigError("arm.mixer.<key>", value, ...)`.
 
 # %% [markdown]
 # ## 3. The commands
 #
-# ```
-# python -m pytest -q tests/test_arms.py -k leaky                      # gradients, tags, causality, composition
+# ```bash
+# python -m pytest -q tests/test_arms.py -k leaky                      # gradients, tags, causality
 # python -m repro.train arm=leaky --cfg job                            # the whole config, nothing is run
 # python -m repro.train arm=leaky scale=smoke                          # seconds, generated data
 # python -m repro.train -m arm=prenorm,leaky seed=1,2,3 scale=quick hydra/launcher=joblib
@@ -117,14 +124,14 @@
 # make facts                                                           # its row in Table 5
 # ```
 #
-# The tests of every arm find the new one by its YAML. The sweep names the parent too; its runs that are done are not
-# trained again. Batches are a function of the seed and the step, and parameters that both arms have are drawn from the
-# seed and their name, so the two runs of a seed are a pair without further care.
+# The tests of every arm find the new one by its YAML. The sweep names the parent too; its runs that are
+# done are not trained again. Batches are a function of the seed and the step, and parameters that both arms
+# have are drawn from the seed and their name, so the two runs of a seed are a pair without further care.
 #
 # ## 4. Reading the comparison
 #
-# From here on, code. `ARM` is an arm with committed records; put yours there, and `RUNS` at `runs/`. Its parent is
-# read from the config.
+# From here on, code. `ARM` is an arm with committed records; put yours there, and `RUNS` at `runs/`. Its
+# parent is read from the config.
 
 # %%
 # %matplotlib inline
@@ -156,11 +163,13 @@ PARENT = next(iter(by_arm[ARM].values())).config["arm"]["parent"]
 print(f"{ARM} against its parent {PARENT}; seeds that both finished:", end=" ")
 shared = sorted(set(by_arm[ARM]) & set(by_arm[PARENT]))
 print([by_arm[ARM][seeds].seed_label for seeds in shared])
+if len(shared) < 2:
+    raise ValueError(f"{ARM} and {PARENT} share {len(shared)} finished seeds: what follows needs two or more")
 print(*problems, *notes, sep="\n")
 
 # %% [markdown]
-# First the pair itself. A comparison is only about the arm if nothing else differs, and the records can say so: the
-# two identities, flattened, must differ under `arm.` alone. `setting` is the identity without arm and seeds.
+# First the pair itself. A comparison is only about the arm if nothing else differs, and the records can say
+# so: `setting` is the identity without arm and seeds, `fingerprint` a hash of the data.
 
 # %%
 one, other = by_arm[ARM][shared[0]], by_arm[PARENT][shared[0]]
@@ -170,8 +179,9 @@ print("parent:", other.identity["arm"]["mixer"])
 print(f"parameters: {one.parameters:,} and {other.parameters:,} ({one.parameters - other.parameters:+,})")
 
 # %% [markdown]
-# Then the difference, paired by seed. It is worth looking at it over training: a gap that opens early and closes, or
-# that is still growing at the last step, is a statement about the budget as much as about the arm.
+# Then the difference, paired by seed. It is worth looking at it over training: a gap that opens early and
+# closes, or that is still growing at the last step, is a statement about the budget as much as about the
+# arm.
 
 # %%
 
@@ -208,8 +218,9 @@ def gap_figure():
 gap_figure()
 
 # %% [markdown]
-# The final numbers are of the whole validation set. From two seeds on the interval is over seeds; one seed allows an
-# interval over documents only, which says how the difference would move on other text and nothing about other seeds.
+# The final numbers are of the whole validation set. From two seeds on the interval is over seeds; one seed
+# allows an interval over documents only, which says how the difference would move on other text and nothing
+# about other seeds.
 
 
 # %%
@@ -237,10 +248,10 @@ print(
 )
 
 # %% [markdown]
-# Three outcomes are results: an interval on one side of zero, an interval on the other, and an interval within the
-# margin. The fourth, an interval that holds zero and reaches beyond the margin, is none: the runs are too few for the
-# question. It is not evidence that the arm makes no difference. What it takes is a matter of the spread of the
-# paired differences:
+# Three outcomes are results: an interval on one side of zero, an interval on the other, and an interval
+# within the margin. The fourth, an interval that holds zero and reaches beyond the margin, is none: the
+# runs are too few for the question. It is not evidence that the arm makes no difference. What it takes is a
+# matter of the spread of the paired differences:
 
 # %%
 spread = float(np.std(gaps, ddof=1))
@@ -282,9 +293,9 @@ power_figure()
 # %% [markdown]
 # ## 5. Beside the other arms
 #
-# Every committed arm against its own parent, the interval over seeds where there are some, over documents (thin)
-# where there is one seed. Those thin ones look decisive, and are not: compare their widths with those of the arms that
-# have three seeds. No verdict is given below three.
+# Every committed arm against its own parent, the interval over seeds where there are some, over documents
+# (thin) where there is one seed. Those thin ones look decisive, and are not: compare their widths with
+# those of the arms that have three seeds. No verdict is given below three.
 
 # %%
 parents = {arm: next(iter(runs.values())).config["arm"]["parent"] for arm, runs in by_arm.items()}
@@ -324,7 +335,8 @@ def forest_figure():
         axes.set_yticks(range(len(ordered)), [f"{arm} minus {parents[arm]}" for arm in ordered])
         axes.invert_yaxis()
         axes.set_xlabel("difference in validation loss (nats per token), 95 %")
-        axes.set_title(f"Arms against their parents, scale {SCALE} (diamond: {MIN_SEEDS} seeds, circle: one)")
+        marks = f"diamond: {MIN_SEEDS} seeds or more, circle: fewer; red: {ARM}"
+        axes.set_title(f"Arms against their parents, scale {SCALE}\n{marks}", fontsize=10)
         figure.tight_layout()
         return figure
 
@@ -332,6 +344,7 @@ def forest_figure():
 forest_figure()
 
 # %% [markdown]
-# To have the arm in a table of the suite with all of this, its checks and its provenance, an item is one more small
-# file: `experiments/<name>.py` with `ITEM = PaperItem(...)`, and the sweep in `conf/experiment/<name>.yaml`. Runs that
-# are done are found there by their identity, whatever experiment trained them.
+# To have the arm in a table of the suite with all of this, its checks and its provenance, an item is one
+# more small file: `experiments/<name>.py` with `ITEM = PaperItem(...)`, and the sweep in
+# `conf/experiment/<name>.yaml`. Runs that are done are found there by their identity, whatever experiment
+# trained them.

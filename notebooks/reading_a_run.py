@@ -14,9 +14,10 @@
 # %% [markdown]
 # # Reading a run
 #
-# A run leaves a directory, and everything that this suite reports is computed from such directories, without
-# torch. This notebook opens one, follows its losses from training steps to single validation documents, compares
-# two arms the way every table here does, and goes back from a number to the config and the command behind it.
+# A run leaves a directory, and everything that this suite reports is computed from such directories,
+# without torch. This notebook opens one, follows its losses from training steps to single validation
+# documents, compares two arms the way every table here does, and goes back from a number to the config and
+# the command behind it.
 #
 # It reads the records committed under `results/quick/runs`; point `RUNS` at `runs/` to read your own.
 
@@ -49,9 +50,9 @@ RUNS = project_root() / "results" / SCALE / "runs"
 # %% [markdown]
 # ## All runs as one table
 #
-# `load_runs` walks a directory and returns a row per run: what was trained, how it ended, and what it was trained
-# on. It changes nothing, and never raises for what it finds: a run that is unfinished or damaged is a row that says
-# so in `status` and `problem`.
+# `load_runs` walks a directory and returns a row per run: what was trained, how it ended, and what it was
+# trained on. It changes nothing, and never raises for what it finds: a run that is unfinished or damaged is
+# a row that says so in `status` and `problem`.
 
 # %%
 runs = load_runs(RUNS, SCALE)
@@ -59,17 +60,18 @@ print(len(runs), "runs, columns:", ", ".join(runs.columns))
 print(runs.groupby("arm")["status"].value_counts().unstack(fill_value=0).to_string())
 
 # %% [markdown]
-# PreNorm has more runs than seeds. A scale may hold several *settings*: everything that decides a run's numbers
-# except its arm and its seeds. Here the learning rate and the initialisation were swept under PreNorm before anything
-# was compared. Averaging over all rows of an arm would mix those sweeps into its loss, so tables use `select`, which
-# keeps one setting and says what it left out.
+# PreNorm has more runs than seeds. A scale may hold several *settings*: everything that decides a run's
+# numbers except its arm and its seeds. Here the learning rate and the initialisation were swept under
+# PreNorm before anything was compared. Averaging over all rows of an arm would mix those sweeps into its
+# loss, so tables use `select`, which keeps one setting and says what it left out.
 
 # %%
 found, problems = load(RUNS, SCALE, ["prenorm", "full", "block_s4"])
 chosen, notes = select(found, SCALE)
 for run in sorted(chosen, key=lambda run: (run.arm, run.seeds)):
     print(
-        f"{run.arm:9} seed {run.seed_label}  {run.run_id}  loss {run.val_loss:.4f}  {run.val_bpb:.4f} bits/byte"
+        f"{run.arm:9} seed {run.seed_label}  {run.run_id}  "
+        f"loss {run.val_loss:.4f}  {run.val_bpb:.4f} bits/byte"
     )
 print(*problems, *notes, sep="\n")
 by_arm = {arm: {run.seed: run for run in chosen if run.arm == arm} for arm in ("prenorm", "full", "block_s4")}
@@ -77,9 +79,9 @@ by_arm = {arm: {run.seed: run for run in chosen if run.arm == arm} for arm in ("
 # %% [markdown]
 # ## One directory
 #
-# The directory's name is a hash of the part of the config that decides the numbers. Threads, device, logger and
-# paths do not count; the seed does. The hash can be recomputed from the config beside it, so a record that was
-# moved or edited is noticed.
+# The directory's name is a hash of the part of the config that decides the numbers. Threads, device, logger
+# and paths do not count; the seed does. The hash can be recomputed from the config beside it, so a record
+# that was moved or edited is noticed.
 
 # %%
 run = by_arm["full"][1]
@@ -106,10 +108,12 @@ print("source tree:", meta["git"]["sha"], "  parameters:", meta["parameters"], "
 # %% [markdown]
 # ## Losses over training
 #
-# Training rows are losses of one batch; validation rows are of a fixed subset and are taken at log-spaced steps.
-# In the left picture the seeds of an arm lie on top of each other and so do the arms, in the right one is the
-# difference to PreNorm *of the same seed*. The seed sets initialisation and data order, and whatever two arms have
-# in common starts equal, so most of what moves a loss moves both.
+# Training rows are losses of one batch; validation rows are of a fixed subset and are taken at log-spaced
+# steps. In the left picture the seeds of one arm differ as much as the arms do. In the right one each curve
+# is a difference to PreNorm *of the same seed*: the seed sets initialisation and data order, and what two
+# arms have in common starts equal, so part of what moves a loss moves both. The gaps of all seeds are
+# largest at a quarter of the budget and are less than half as wide at the end. A gap is a
+# statement about a budget.
 
 # %%
 LOOKS = {"prenorm": style.PRENORM, "full": style.FULL, "block_s4": style.ORANGE}
@@ -158,8 +162,8 @@ def training_figure():
 training_figure()
 
 # %% [markdown]
-# Speed is recorded beside the metrics. It is what the run saw, on a machine that may have been shared with other
-# runs; compare speeds with `results/quick/step_time.csv`, which is measured interleaved and alone.
+# Speed is recorded beside the metrics. It is what the run saw, on a machine that may have been shared with
+# other runs; compare speeds with `results/quick/step_time.csv`, which is measured interleaved and alone.
 
 # %%
 timings = load_timings(run.directory)
@@ -176,7 +180,8 @@ documents = load_val_losses(run.directory)
 pooled = documents["loss_sum"].sum() / documents["tokens"].sum()
 print(documents.head(4).to_string())
 print(
-    f"{len(documents)} documents, {documents['tokens'].sum()} tokens; pooled {pooled:.6f}, recorded {run.val_loss:.6f}"
+    f"{len(documents)} documents, {documents['tokens'].sum()} tokens; "
+    f"pooled {pooled:.6f}, recorded {run.val_loss:.6f}"
 )
 by_source = documents.groupby("source")[["loss_sum", "tokens", "bytes"]].sum()
 by_source["nats_per_token"] = by_source["loss_sum"] / by_source["tokens"]
@@ -184,9 +189,9 @@ by_source["bits_per_byte"] = by_source["loss_sum"] / np.log(2) / by_source["byte
 print(by_source.round(3).to_string())
 
 # %% [markdown]
-# Two arms of one seed have seen the same documents, so their losses are compared document by document. A few long
-# documents hold much of the validation text: the interval resamples whole documents and weighs them by their
-# tokens, as the pooled loss does.
+# Two arms of one seed have seen the same documents, so their losses are compared document by document. A
+# few long documents hold much of the validation text: the interval resamples whole documents and weighs
+# them by their tokens, as the pooled loss does.
 
 # %%
 baseline = load_val_losses(by_arm["prenorm"][1].directory)
@@ -227,9 +232,10 @@ documents_figure()
 # %% [markdown]
 # ## Two arms compared
 #
-# That interval is narrow, and it is about one pair of runs: other documents would hardly move the difference. It is
-# silent about other seeds. With several seeds the unit is the seed: one difference per seed, and a t interval of
-# their mean. `joint_interval` adds the spread over documents to it.
+# That interval is narrow, and it is about one pair of runs: other documents would hardly move the
+# difference. It is silent about other seeds. With several seeds the unit is the seed: one difference per
+# seed, and a t interval of their mean. `joint_interval` adds the spread over documents, which hardly widens
+# it: the seeds decide.
 
 # %%
 SEEDS = sorted(by_arm["prenorm"])
@@ -242,8 +248,10 @@ def gaps(arm: str, reference: str) -> list[float]:
 
 def document_gaps(arm: str, reference: str) -> tuple[np.ndarray, pd.Series]:
     """Differences in nats [seeds, documents], and tokens [documents]."""
-    pairs = [(load_val_losses(by_arm[a][s].directory) for a in (arm, reference)) for s in SEEDS]
-    frames = [(one["loss_sum"] - other["loss_sum"], one["tokens"]) for one, other in pairs]
+    frames = []
+    for seed in SEEDS:
+        one, other = (load_val_losses(by_arm[name][seed].directory) for name in (arm, reference))
+        frames.append((one["loss_sum"] - other["loss_sum"], one["tokens"]))
     return np.stack([difference for difference, _ in frames]), frames[0][1]
 
 
@@ -281,10 +289,11 @@ def intervals_figure():
 intervals_figure()
 
 # %% [markdown]
-# Each seed alone excludes zero by a wide distance, and the seeds disagree by more than their intervals: PreNorm's
-# own loss moves more from seed to seed than the arms differ. So a table gives a verdict from three seeds on, from
-# the interval over seeds, and says how many seeds the paper's gap would take at the spread that was seen. Three seeds
-# measure a spread badly, hence the range.
+# Each seed alone excludes zero, and the seeds disagree by far more than their intervals allow: PreNorm's
+# own loss moves more from seed to seed than the arms differ. One run per arm would have looked like a clear
+# win here, of a size that depends on the seed. So a table gives a verdict from three seeds on, from the
+# interval over seeds, and says how many seeds the paper's gap would take at the spread that was seen. Three
+# seeds measure a spread badly, hence the range.
 
 # %%
 PAPER = {"full": -0.029, "block_s4": -0.020}  # Table 4, minus PreNorm
@@ -301,8 +310,8 @@ for arm, paper in PAPER.items():
 # %% [markdown]
 # ## From a number back to its config
 #
-# What makes a comparison fair is that two runs differ in the arm alone. That is a property of their records, and can
-# be looked up:
+# What makes a comparison fair is that two runs differ in the arm alone. That is a property of their
+# records, and can be looked up:
 
 # %%
 
@@ -321,9 +330,10 @@ for key in sorted({*one, *other}):
         print(f"{key:24} full: {one.get(key)}   prenorm: {other.get(key)}")
 
 # %% [markdown]
-# On the command line the same chain, from a rendered row to runs, configs and the command that trains each again, is
+# On the command line the same chain, from a rendered row to runs, configs and the command that trains each
+# again, is
 #
-# ```
+# ```bash
 # python -m repro.reproduce why table4 --scale quick
 # ```
 #

@@ -78,7 +78,7 @@ def _read(name: str, into: Path | None) -> int:
 
 
 def write_page(page: Page, into: Path) -> Path:
-    """``<into>/<name>.md`` and ``<name>-<n>.png``: prose as it is, code and text fenced; the path of the page."""
+    """``<into>/<name>.md`` with its ``<name>-<n>.png``: prose as it is, code and text fenced; its path."""
     parts, number = [], 0
     for cell in page.shown:
         if cell.cell.kind == MARKDOWN:
