@@ -223,6 +223,7 @@ def advantage_figure():
         left.axvline(1.25, color=style.PAPER, lw=1.2, ls="--", label="the paper: 1.25")
         left.set_yticks(range(len(names)), names)
         left.set_ylim(len(names) - 0.4, -0.6)
+        left.set_title("Advantage of Block, by fit and compute axis", fontsize=10)
         left.set_xlabel("compute of PreNorm / compute of Block at Block's largest size")
         left.legend(loc="upper center", bbox_to_anchor=(0.3, -0.16), fontsize=8.5, ncols=1)
         shown = defined & (draws > 1.1) & (draws < 1.4)
