@@ -164,9 +164,10 @@ for arm in by_position:
         )
 
 # %% [markdown]
-# The intervals of the picture are wide because the seeds differ in level; what position does is the same in
-# each. In Full's reads before MLPs the first token puts 0.05 less on the embedding than late tokens do, and
-# its weights are nearer to uniform. In reads before attention position makes a difference of 0.01 or less.
+# The intervals of the picture are wide because the seeds differ in level; what position does is alike in
+# all three. In Full's reads before MLPs the first token puts 0.05 less on the embedding than late tokens
+# do, and its weights are nearer to uniform. In reads before attention position makes a difference of 0.01
+# or less.
 #
 # ## Over tokens
 #

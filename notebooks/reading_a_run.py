@@ -60,9 +60,9 @@ print(len(runs), "runs, columns:", ", ".join(runs.columns))
 print(runs.groupby("arm")["status"].value_counts().unstack(fill_value=0).to_string())
 
 # %% [markdown]
-# PreNorm has more runs than seeds. A scale may hold several *settings*: everything that decides a run's
-# numbers except its arm and its seeds. Here the learning rate and the initialisation were swept under
-# PreNorm before anything was compared. Averaging over all rows of an arm would mix those sweeps into its
+# PreNorm and Block (S = 4) have more runs than seeds. A scale may hold several *settings*: everything that
+# decides a run's numbers except its arm and its seeds. Here the learning rate and the initialisation were
+# swept before anything was compared. Averaging over all rows of an arm would mix those sweeps into its
 # loss, so tables use `select`, which keeps one setting and says what it left out.
 
 # %%
@@ -112,8 +112,8 @@ print("source tree:", meta["git"]["sha"], "  parameters:", meta["parameters"], "
 # steps. In the left picture the seeds of one arm differ as much as the arms do. In the right one each curve
 # is a difference to PreNorm *of the same seed*: the seed sets initialisation and data order, and what two
 # arms have in common starts equal, so part of what moves a loss moves both. The gaps of all seeds are
-# largest at a quarter of the budget and are less than half as wide at the end. A gap is a
-# statement about a budget.
+# largest at a quarter of the budget and are less than half as wide at the end. A gap is a statement about a
+# budget.
 
 # %%
 LOOKS = {"prenorm": style.PRENORM, "full": style.FULL, "block_s4": style.ORANGE}

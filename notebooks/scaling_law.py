@@ -15,9 +15,9 @@
 # # Refitting the scaling law
 #
 # The paper trains five sizes with four residual schemes (Table 2), draws L = A C^-alpha through them (Fig.
-# 4), and reads from the curves that Block reaches PreNorm's loss at 1.25 times less compute. It does not
-# say how it fitted, nor what C counts, and gives no uncertainty. This notebook refits the published losses,
-# changes one choice at a time, and asks what five points can say about a factor of 1.25.
+# 4), and reads from the curves that Block has the loss of PreNorm trained with 1.25 times the compute. It
+# does not say how it fitted, nor what C counts, and gives no uncertainty. This notebook refits the
+# published losses, changes one choice at a time, and asks what five points can say about a factor of 1.25.
 #
 # No training and no runs: the numbers are those of `experiments/published`.
 
@@ -72,10 +72,10 @@ print(axes_table.round(4).to_string())
 # ## A fit, and what it leaves over
 #
 # Ordinary least squares in log-log is two lines of algebra. Its residuals are as instructive as its
-# coefficients: the four schemes are above or below their curves *at the same sizes*. What a size does to
-# all of them (its shape, its learning rate, its place on the axis) cancels when two schemes are compared at
-# equal size, so an interval for the comparison should pair the residuals. One that treats the curves as
-# independent is wider than it need be.
+# coefficients: at the three smaller sizes all four schemes are on the same side of their curves. What a
+# size does to all of them (its shape, its learning rate, its place on the axis) cancels when two schemes
+# are compared at equal size, so an interval for the comparison should pair the residuals. One that treats
+# the curves as independent is wider than it need be.
 
 # %%
 C = compute["digitised"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,14 +13,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from matplotlib.figure import Figure
 
-from analysis.depth_snapshots import position_names, ratio_to_uniform, read_snapshots
-from analysis.notebook_cells import CODE, MARKDOWN, Cell, CellError, Page, cells, execute
+from analysis.notebook_cells import CODE, MARKDOWN, Page, cells, execute
 from repro import notebooks
 from repro.depth.prenorm import PreNorm
-from repro.errors import DataError
-from repro.runs.arrays import add_snapshot, write_npz
 from tests.toy import Toy, default_dtype, normal, randomise
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,66 +41,6 @@ def prose(page: Page) -> str:
 
 def printed(page: Page) -> str:
     return "\n".join(shown.text for shown in page.shown)
-
-
-# The cells of a source
-
-
-def test_a_source_becomes_cells() -> None:
-    header, prose = "# ---\n# jupyter:\n# ---\n\n", "# %% [markdown]\n# # Title\n#\n# Text.\n\n"
-    text = header + prose + "# %%\n\nx = 1\n\n\n# %%\nx\n# %%\n"
-    assert cells(text) == [
-        Cell(MARKDOWN, "# Title\n\nText.", 6),
-        Cell(CODE, "x = 1", 12),
-        Cell(CODE, "x", 16),
-    ]
-
-
-def test_a_magic_is_a_comment_and_no_cell() -> None:
-    assert cells("# %%\n# %matplotlib inline\nx = 1\n") == [Cell(CODE, "# %matplotlib inline\nx = 1", 2)]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("# %% [raw]\nx\n", "line 1: cell marker"),
-        ("# %% [markdown]\n# fine\nnot commented\n", "line 3: prose must begin"),
-    ],
-)
-def test_what_is_no_cell_is_refused(text: str, message: str) -> None:
-    with pytest.raises(DataError, match=re.escape(message)):
-        cells(text)
-
-
-def test_execution_shares_a_namespace_and_shows_the_last_value(tmp_path: Path) -> None:
-    path = tmp_path / "small.py"
-    path.write_text(
-        "# %% [markdown]\n# Words\n"
-        "# %%\nfrom matplotlib.figure import Figure\nx = 20\nprint('seen', x)\nx + 1\n"
-        "# %%\nx *= 2\n"
-        "# %%\nFigure()\n"
-    )
-    page = execute(path)
-    assert [shown.text for shown in page.shown] == ["", "seen 20\n21", "", ""]
-    assert page.namespace["x"] == 40
-    assert len(page.figures) == 1
-    assert isinstance(page.figures[0], Figure)
-
-
-@pytest.mark.parametrize(
-    ("cell", "message"),
-    [
-        ("x = 1\nx / 0", "broken.py:5: ZeroDivisionError: division by zero"),
-        ("def f():\n    return {}['a']\n\nf()", "broken.py:5: KeyError: 'a'"),
-        ("x = 1\nx = = 2", "broken.py:5: SyntaxError: "),
-        ("import json\njson.loads('{')", "broken.py:5: JSONDecodeError: "),
-    ],
-)
-def test_a_cell_that_raises_is_named_by_its_line(tmp_path: Path, cell: str, message: str) -> None:
-    path = tmp_path / "broken.py"
-    path.write_text(f"# %%\ny = 1\n# %%\n{cell}\n")
-    with pytest.raises(CellError, match=re.escape(message)):
-        execute(path)
 
 
 # What the notebooks import
@@ -304,121 +239,3 @@ def test_the_commands_of_the_example_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make (\w+)", text, flags=re.M):
         assert re.search(rf"^{target}:", makefile, flags=re.M), target
-
-
-# Snapshots
-
-
-def test_snapshots_reduce_what_a_run_records(tmp_path: Path) -> None:
-    """Two reads, two columns, two heads, two position buckets; every number by hand."""
-    nan = np.nan
-    mean = np.array([[[1.0, 1.0], [nan, nan]], [[0.25, 0.75], [0.75, 0.25]]])
-    square = np.array([[[1.0, 1.0], [nan, nan]], [[0.0725, 0.5625], [0.5725, 0.0625]]])
-    by_position = np.stack([mean, mean], axis=-1)
-    by_position[1, 0] = [[0.2, 0.3], [0.6, 0.9]]
-    arrays = {"mean": mean, "mean_square": square, "entropy": np.array([[0.0, 0.0], [0.4, 0.6]])}
-    fixed = {"position_edges": np.array([0, 1, 4]), "sources": np.array([["b0", ""], ["b0", "b1"]])}
-    write_npz(
-        tmp_path / "depth_weights.npz", add_snapshot(None, 7, fixed, {**arrays, "by_position": by_position})
-    )
-    found = read_snapshots(tmp_path)
-    assert found.steps.tolist() == [7]
-    np.testing.assert_allclose(found.weights[0], [[1.0, nan], [0.5, 0.5]])
-    # Variances by head 0.01 and 0, hence the root of 0.005.
-    np.testing.assert_allclose(found.spread[0], [[0.0, nan], [0.005**0.5, 0.005**0.5]], atol=1e-12)
-    np.testing.assert_allclose(found.entropy[0], [0.0, 0.5])
-    np.testing.assert_allclose(found.by_position[0, 1, 0], [0.4, 0.6])
-    np.testing.assert_allclose(found.at_position(1).weights[1], [0.6, 0.5])
-    assert position_names(found.edges) == ["0", "1-3"]
-    np.testing.assert_allclose(ratio_to_uniform(found.weights[0]), [[1.0, nan], [1.0, 1.0]])
-
-
-def test_snapshots_that_lack_an_array_are_refused(tmp_path: Path) -> None:
-    write_npz(tmp_path / "depth_weights.npz", {"mean": np.ones((1, 1, 1, 1))})
-    with pytest.raises(DataError, match="no 'mean_square'"):
-        read_snapshots(tmp_path)
-
-
-# The command
-
-
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with two notebooks, one of which fails."""
-    (tmp_path / "good.py").write_text(
-        "# %% [markdown]\n# # Good\n# %%\nfrom matplotlib.figure import Figure\nfigure = Figure()\n"
-        "figure.subplots().plot([1, 2])\nprint('two')\n# %%\nfigure.tight_layout() or figure\n"
-    )
-    (tmp_path / "bad.py").write_text("# %%\nx = 1\nx.missing\n")
-    monkeypatch.setattr(notebooks, "SOURCES", tmp_path)
-    monkeypatch.setattr(notebooks, "NAMES", ("good", "bad"))
-    return tmp_path
-
-
-def without_jupyter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebooks, "missing_for_jupyter", lambda: ["jupytext"])
-
-
-def test_a_page_is_markdown_with_pictures(
-    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    without_jupyter(monkeypatch)
-    assert notebooks.main(["good", "--into", str(small / "out")]) == 0
-    page = (small / "out" / "good.md").read_text()
-    assert page.startswith("# Good\n\n```python\n")
-    assert "```text\ntwo\n```" in page
-    assert "![picture 1](good-1.png)" in page
-    assert (small / "out" / "good-1.png").read_bytes().startswith(b"\x89PNG")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("good: 3 cells, 1 pictures")
-    assert lines[1] == "no .ipynb: jupytext not installed (pip install -e '.[notebooks]')"
-
-
-def test_a_failing_notebook_is_exit_code_one(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert notebooks.main(["--check"]) == 1
-    out, err = capsys.readouterr()
-    assert out.startswith("good: ")
-    assert "error: bad.py:3: AttributeError" in err
-    assert not (small / "executed").exists()
-
-
-def test_an_unknown_notebook_is_one_line(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert notebooks.main(["other"]) == 2
-    assert capsys.readouterr().err == "error: notebook='other': must be one of good, bad\n"
-
-
-def test_with_jupyter_a_kernel_executes_the_source(
-    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Stand-ins with the calls of jupytext and nbclient: what is read, executed, and written where."""
-    calls: list[Any] = []
-
-    class Client:
-        def __init__(self, notebook: Any, **options: Any) -> None:
-            calls.append((notebook, options))
-
-        def execute(self) -> None:
-            if calls[-1][0]["source"].name == "bad.py":
-                raise RuntimeError("a cell raised")
-            calls[-1][0]["executed"] = True
-
-    def write(notebook: Any, path: Path, fmt: str) -> None:
-        assert fmt == "ipynb"
-        Path(path).write_text(json.dumps({"executed": notebook["executed"]}))
-
-    for name, parts in {
-        "jupytext": {"read": lambda path: {"source": path}, "write": write},
-        "nbclient": {"NotebookClient": Client},
-    }.items():
-        module = ModuleType(name)
-        module.__dict__.update(parts)
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(notebooks, "missing_for_jupyter", lambda: [])
-    monkeypatch.setattr(notebooks.importlib.util, "find_spec", lambda name: None)
-    assert notebooks.main(["good", "--into", str(small / "out")]) == 0
-    assert json.loads((small / "out" / "good.ipynb").read_text()) == {"executed": True}
-    assert calls[0][1]["kernel_name"] == "python3"
-    assert calls[0][1]["resources"] == {"metadata": {"path": str(ROOT)}}
-    assert notebooks.main(["bad", "--into", str(small / "out")]) == 1
-    assert "error: bad in Jupyter: a cell raised" in capsys.readouterr().err
-    assert not (small / "out" / "bad.ipynb").exists()
