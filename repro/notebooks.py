@@ -124,9 +124,14 @@ def write_ipynb(source: Path, into: Path) -> list[Path]:
     nbclient: Any = importlib.import_module("nbclient")
     notebook = jupytext.read(source)
     place = {"metadata": {"path": str(project_root())}}  # the kernel's directory: this checkout is imported
-    nbclient.NotebookClient(
-        notebook, timeout=SECONDS_PER_CELL, kernel_name="python3", resources=place
-    ).execute()
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=SECONDS_PER_CELL,
+        kernel_name="python3",
+        resources=place,
+        record_timing=False,  # no times in the file: the same sources give the same notebook
+    )
+    client.execute()
     into.mkdir(parents=True, exist_ok=True)
     paths = [
         replace_atomically(
