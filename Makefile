@@ -20,7 +20,7 @@ STAMP   := $(VENV)/.installed
 ITEMS   := table1 table2 table3 table4 table5 fig3 fig4 fig5 fig6 fig7 fig8 fig9 multiplier downstream interventions eps tradeoff
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data reproduce all facts $(ITEMS) init lr lr_fairness published kernels traffic bench gpu-check smoke conformance test lint clean
+.PHONY: help setup data reproduce all facts $(ITEMS) init lr lr_fairness published kernels traffic bench notebooks gpu-check smoke conformance test lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ traffic: $(STAMP)  ## bytes that the Triton kernels move, counted in the interpr
 bench: $(STAMP)  ## time and peak memory of a training step by depth and width; alone on the machine
 	@code=0; $(PEERS) -m repro.bench steps || code=$$?; test $$code -le 1 || exit $$code; \
 	$(RUN) -m analysis.bench || exit $$?; exit $$code
+
+notebooks: $(STAMP)  ## execute the notebooks: pages into notebooks/executed (.ipynb and HTML where Jupyter is installed)
+	$(RUN) -m repro.notebooks
 
 gpu-check: $(STAMP)  ## on a machine with a GPU: correctness, speed and training steps, at most five minutes
 	$(RUN) -m repro.bench.gpu
