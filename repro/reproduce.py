@@ -71,18 +71,18 @@ def _parser() -> argparse.ArgumentParser:
         for folder in ("runs", "results"):
             place = project_root() / folder
             command.add_argument(f"--{folder}", type=Path, default=place, help=f"default: {shown(place)}")
-    register(commands, _scales())
+    register(commands, known_scales())
     return parser
 
 
 def _list(args: argparse.Namespace) -> None:
     trained = [
         scale
-        for scale in _scales()
+        for scale in known_scales()
         if (args.runs / scale).is_dir() or (args.results / scale / "runs").is_dir()
     ]
     print(f"scales: {PUBLISHED}" + "".join(f", {scale}" for scale in trained))
-    if untrained := [scale for scale in _scales() if scale not in trained]:
+    if untrained := [scale for scale in known_scales() if scale not in trained]:
         print(f"not trained yet: {', '.join(untrained)}")
     for item in ITEMS.values():
         print(f"\n{item.name}  {item.title}  (make {item.name} SCALE=...)")
@@ -188,7 +188,7 @@ def _archive(args: argparse.Namespace) -> None:
 
 
 def _source(args: argparse.Namespace, item: PaperItem, *, required: bool) -> Source:
-    known = [PUBLISHED, *_scales()]
+    known = [PUBLISHED, *known_scales()]
     scale = args.scale
     if scale is None and required:
         raise ConfigError("--scale", scale, f"must be one of {', '.join(known)}")
@@ -203,7 +203,7 @@ def _source(args: argparse.Namespace, item: PaperItem, *, required: bool) -> Sou
     return Source(scale, args.runs, args.results, args.setting)
 
 
-def _scales() -> list[str]:
+def known_scales() -> list[str]:
     return sorted(path.relative_to(SCALES).with_suffix("").as_posix() for path in SCALES.glob("**/*.yaml"))
 
 

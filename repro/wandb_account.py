@@ -1,0 +1,35 @@
+"""Whether W&B can be written to from here, in one line where it cannot. Nothing is asked and nothing is read back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from repro.errors import DataError
+from repro.runs.places import project_root
+
+
+def require_login() -> None:
+    """Return where credentials for W&B are present; a ``DataError`` that says what to do where they are not."""
+    try:
+        import wandb
+    except ImportError:
+        raise DataError("wandb is not installed: pip install wandb") from None
+    try:
+        known = wandb.login(prompt=False, verify=False)
+    except Exception as error:  # whatever is wrong with an account, training and reports go on without it
+        raise DataError(f"W&B refused the login ({_first_line(error)}): run `wandb login` once") from None
+    if not known:
+        raise DataError("no W&B login here: run `wandb login` once (or set WANDB_API_KEY), then repeat")
+
+
+def logger_settings() -> dict[str, Any]:
+    """``conf/logger/wandb.yaml``: where runs are mirrored to unless told otherwise."""
+    path = project_root() / "conf" / "logger" / "wandb.yaml"
+    settings: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return settings
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
