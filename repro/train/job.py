@@ -57,7 +57,7 @@ def run(config: DictConfig) -> None:
 def _grouped(config: DictConfig) -> DictConfig:
     """The config with the experiment of the command as W&B group, unless one is set."""
     experiment = HydraConfig.get().runtime.choices.get("experiment")
-    if experiment is not None and config.logger.get("group") is None:
+    if experiment not in (None, "null") and config.logger.get("group") is None:
         with open_dict(config):
             config.logger.group = str(experiment)
     return config

@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 SINGLE = "single"  # group of runs that no experiment named
 
 
 class Mirror:
     """Sends metrics rows of one run to W&B; the connection is opened by the first row.
 
-    settings: config group `logger` (`mode` offline | online | disabled, `project`).  The run's id is identity, so that
-    a resumed run continues the same W&B run; its group is the item it was first trained for
-    (`group`, the experiment of the command), its job type the scale, its tags scale and arm.
+    settings: config group `logger` (`mode` offline | online | disabled, `project`).  The run's id
+    is its identity, so that a resumed run continues the same W&B run; its group is the item that it was first
+    trained for (`group`, by default the experiment of the command), its job type the scale, its tags scale and arm.
     """
 
     def __init__(
