@@ -19,7 +19,8 @@ def problems(page: str) -> list[str]:
     """One line per fault, in the order found; nothing for a page that is sound.
 
     Sound: every tag is closed in order, ids are unique, every ``#`` link has its target, nothing is fetched
-    (no link or picture leads out, no script), every picture is a data URI of its kind with a text alternative.
+    (no link or picture leads out, no script), every picture is a data URI of its kind with a text
+    alternative.
     """
     reader = _Reader()
     reader.feed(page)

@@ -1,4 +1,4 @@
-"""The report: one HTML page that needs nothing else, from rendered items (no torch, no network, no script)."""
+"""The report: one HTML page that needs nothing else, from rendered items (no torch, no script)."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def page(contents: Contents) -> str:
             "p",
             "Every table and figure of ",
             tag("cite", "Attention Residuals"),
-            " (arXiv:2603.15031v1): the paper's numbers, and what was measured here beside them. The models here are "
-            "small; each number carries its scale, its seeds and its interval, and a verdict is given only where "
-            "three seeds or more decide it.",
+            " (arXiv:2603.15031v1): the paper's numbers, and what was measured here beside them. The models "
+            "here are small; each number carries its scale, its seeds and its interval, and a verdict is "
+            "given only where three seeds or more decide it.",
         ),
         _contents(contents),
         tag(

@@ -1,4 +1,4 @@
-"""What the report shows, as plain data: items, their renderings at each scale, and the paper's inconsistencies."""
+"""What the report shows, as plain data: items, their renderings, and the paper's inconsistencies."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Outcome:
 class Rendering:
     """The files of one item at one scale (``analysis.output.write_item``), read back.
 
-    stem: path of the files without suffix, as shown to a reader.  seeds: arms grouped by their seeds, as text;
-    num_seeds: fewest and most seeds of an arm, None without runs.  setting: how the runs were trained.
+    stem: path of the files without suffix, as shown to a reader.  seeds: arms grouped by their seeds, as
+    text; num_seeds: fewest and most seeds of an arm, None without runs.  setting: how the runs were trained.
     warnings: where the files do not match the runs that exist now.
     """
 

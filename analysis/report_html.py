@@ -18,8 +18,8 @@ class Markup(str):
 def tag(name: str, /, *children: str, **attributes: str | None) -> Markup:
     """One element; text is escaped, ``Markup`` is not.
 
-    An attribute that is a word of Python ends in an underscore (``class_``), inner ones stand for hyphens; None
-    leaves it out.
+    An attribute that is a word of Python ends in an underscore (``class_``), inner ones stand for hyphens;
+    None leaves it out.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"'
@@ -33,7 +33,9 @@ def tag(name: str, /, *children: str, **attributes: str | None) -> Markup:
 
 def join(*parts: str) -> Markup:
     """Parts one after another, escaped where they are text."""
-    return Markup("".join(part if isinstance(part, Markup) else html.escape(part, quote=False) for part in parts))
+    return Markup(
+        "".join(part if isinstance(part, Markup) else html.escape(part, quote=False) for part in parts)
+    )
 
 
 def lines(*parts: str) -> Markup:
@@ -49,7 +51,10 @@ def scrolled(content: Markup, label: str) -> Markup:
 def table_html(table: Table) -> Markup:
     """A rendered table with its title as caption, in its own scrolling box, and its notes below."""
     numeric = ["num" if column.numeric else None for column in table.columns]
-    head = [tag("th", column.header, scope="col", class_=c) for column, c in zip(table.columns, numeric, strict=True)]
+    head = [
+        tag("th", column.header, scope="col", class_=c)
+        for column, c in zip(table.columns, numeric, strict=True)
+    ]
     body = [
         tag("tr", *(tag("td", cell, class_=c) for cell, c in zip(row, numeric, strict=True)))
         for row in table.cells()

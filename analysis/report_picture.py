@@ -52,7 +52,9 @@ def short_svg(svg: str) -> str:
     svg = _METADATA.sub("", svg)
 
     def shorten(path: re.Match[str]) -> str:
-        numbers = _LONG_NUMBER.sub(lambda number: f"{float(number.group()):.2f}".rstrip("0").rstrip("."), path.group())
+        numbers = _LONG_NUMBER.sub(
+            lambda number: f"{float(number.group()):.2f}".rstrip("0").rstrip("."), path.group()
+        )
         return " ".join(numbers.split())
 
     return _PATH.sub(shorten, svg)

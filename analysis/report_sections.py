@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from analysis.report_picture import picture_html
 from analysis.report_verdicts import FAILS, VerdictRow, counts, rows, seeds_text, verdict
 from analysis.tables import EMPTY
 
+_NUMBER = re.compile(r"(?:Table|Fig\.) \d+")
 COMMANDS = """\
 make published                 # every item from the paper's own numbers, no training
 make table4 SCALE=quick SEEDS=1,2,3
@@ -26,10 +28,11 @@ def verdict_section(contents: Contents) -> Markup:
         tag("h2", "Verdicts", id="verdicts"),
         tag(
             "p",
-            "Each row is a statement that the paper makes or that follows from its numbers. The column “paper” "
-            "says what the paper's own numbers give, and whether they bear the statement out. “Ours” is measured "
-            "here, at the scale named, with a 95 % interval (t over paired seeds unless the item says otherwise). A "
-            "statement is open where the interval decides nothing or fewer than three seeds were run.",
+            "Each row is a statement that the paper makes or that follows from its numbers. The column "
+            "“paper” says what the paper's own numbers give, and whether they bear the statement out. "
+            "“Ours” is measured here, at the scale named, with a 95 % interval (t over paired seeds unless "
+            "the item says otherwise). A statement is open where the interval decides nothing or fewer than "
+            "three seeds were run.",
         ),
         _count_table(counts(table, contents.scales)),
         _verdict_table(table),
@@ -72,7 +75,9 @@ def _verdict_row(row: VerdictRow, begins: bool) -> Markup:
         tag("td", f"{row.scale}, {row.seeds}" if row.scale else EMPTY, class_="short"),
         tag("td", _stacked([join(value) for value in ours.values]) if ours else EMPTY),
         tag("td", _stacked([join(interval or EMPTY) for interval in ours.intervals]) if ours else EMPTY),
-        tag("td", _stacked([_word(row.verdict), tag("span", ours.reason, class_="reason")]) if ours else EMPTY),
+        tag(
+            "td", _stacked([_word(row.verdict), tag("span", ours.reason, class_="reason")]) if ours else EMPTY
+        ),
         class_="first" if begins else None,
     )
 
@@ -87,8 +92,8 @@ def _stacked(parts: Sequence[Markup]) -> Markup:
 
 def _short_title(item: Item) -> str:
     """``Table 4`` of ``Table 4. Ablations``; a title without a number is short itself."""
-    head, point, _ = item.title.partition(". ")
-    return head if point and head.startswith(("Table", "Fig")) else item.name
+    number = _NUMBER.match(item.title)
+    return number.group() if number else item.name
 
 
 def item_section(item: Item) -> Markup:
@@ -101,14 +106,18 @@ def item_section(item: Item) -> Markup:
     parts += [_rendering(item, rendering) for rendering in item.renderings]
     if item.absent:
         absent = [tag("li", f"{scale}: {why}") for scale, why in item.absent]
-        parts.append(tag("details", tag("summary", "Not shown at other scales"), tag("ul", *absent, class_="plain")))
+        parts.append(
+            tag("details", tag("summary", "Not shown at other scales"), tag("ul", *absent, class_="plain"))
+        )
     return tag("section", lines(*parts))
 
 
 def _rendering(item: Item, rendering: Rendering) -> Markup:
     heading = "The paper's numbers" if rendering.scale == PUBLISHED else f"Runs at scale {rendering.scale}"
     warnings = [tag("p", text, class_="warning") for text in rendering.warnings]
-    alternative = f"{item.title}, {'the paper' if rendering.scale == PUBLISHED else 'scale ' + rendering.scale}"
+    alternative = (
+        f"{item.title}, {'the paper' if rendering.scale == PUBLISHED else 'scale ' + rendering.scale}"
+    )
     picture = tag("div", picture_html(rendering.picture, alternative), class_="picture scroll", tabindex="0")
     return lines(
         tag("h3", heading, id=f"{item.name}-{rendering.scale.replace('/', '-')}"),
@@ -126,7 +135,9 @@ def _caption(rendering: Rendering) -> list[Markup]:
         said = f"Scale {rendering.scale}, {seeds_text(rendering)}: {rendering.seeds}. {rendering.setting}"
     else:
         said = f"Scale {rendering.scale}; no training run stands behind these numbers."
-    made = f" Files: {rendering.stem}.csv, .md, .tex, .svg, .png; by {rendering.command}; git {rendering.git}."
+    made = (
+        f" Files: {rendering.stem}.csv, .md, .tex, .svg, .png; by {rendering.command}; git {rendering.git}."
+    )
     parts = [join(said, made)]
     if rendering.run_ids:
         ids = tag("p", " ".join(rendering.run_ids), class_="ids")
@@ -142,7 +153,9 @@ def _outcomes(rendering: Rendering) -> Markup:
         for o in rendering.outcomes
     ]
     count = f"{len(items)} statement" + ("s" if len(items) != 1 else "")
-    return tag("details", tag("summary", f"{count} and what decides them"), tag("ul", lines(*items), class_="plain"))
+    return tag(
+        "details", tag("summary", f"{count} and what decides them"), tag("ul", lines(*items), class_="plain")
+    )
 
 
 def inconsistency_section(found: Sequence[Inconsistency], items: Sequence[Item]) -> Markup:
@@ -183,10 +196,10 @@ def rebuild_section() -> Markup:
         tag("h2", "How to rebuild", id="rebuild"),
         tag(
             "p",
-            "The page is built from the files under results/ without PyTorch and is the same, byte for byte, when "
-            "they are. Published numbers are in experiments/published/, the records of committed runs in "
-            "results/<scale>/runs/. The last command leads from any row to its runs, their configs and the "
-            "commands that train them again.",
+            "The page is built from the files under results/ without PyTorch and is the same, byte for "
+            "byte, when they are. Published numbers are in experiments/published/, the records of committed "
+            "runs in results/<scale>/runs/. The last command leads from any row to its runs, their configs "
+            "and the commands that train them again.",
         ),
         scrolled(tag("pre", tag("code", COMMANDS)), "commands"),
     )

@@ -1,4 +1,4 @@
-"""The look of the report: system fonts, light and dark by the reader's setting, boxes that scroll on a phone."""
+"""The look of the report: system fonts, light and dark by the reader's setting, wide things scroll."""
 
 STYLE = """
 :root {
@@ -16,11 +16,12 @@ STYLE = """
 html { scroll-padding-top: 1rem; -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
 body {
   margin: 0 auto; padding: 1rem; max-width: 76rem; background: var(--page); color: var(--text);
-  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; overflow-wrap: break-word;
+  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
+  overflow-wrap: break-word;
 }
 h1 { font-size: 1.7rem; line-height: 1.2; margin: 0.5rem 0; }
-h2 { font-size: 1.3rem; line-height: 1.25; margin: 2.5rem 0 0.5rem; border-top: 1px solid var(--line); padding-top: 1rem; }
-h3 { font-size: 1.05rem; margin: 1.5rem 0 0.5rem; }
+h2 { font-size: 1.3rem; line-height: 1.25; margin: 2.5rem 0 0.5rem; border-top: 1px solid var(--line);
+padding-top: 1rem; } h3 { font-size: 1.05rem; margin: 1.5rem 0 0.5rem; }
 p, .notes, .plain { max-width: 46rem; }
 a { color: var(--link); }
 code, .ids { font: 0.85em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
@@ -31,8 +32,8 @@ nav li { break-inside: avoid; }
 .scroll:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 table { border-collapse: collapse; font-size: 0.85rem; line-height: 1.35; }
 caption { text-align: left; font-weight: 600; padding-bottom: 0.35rem; }
-th, td { padding: 0.3rem 0.6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-th { background: var(--raised); font-weight: 600; }
+th, td { padding: 0.3rem 0.6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
+} th { background: var(--raised); font-weight: 600; }
 td.num, th.num { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .verdicts { min-width: 62rem; }
 .verdicts td:nth-child(2) { min-width: 15rem; }

@@ -10,7 +10,16 @@ from analysis.report_sections import COMMANDS
 from analysis.report_verdicts import VerdictRow, counts, rows, seeds_text
 from analysis.tables import EMPTY, Column, Table, to_markdown
 
-_VERDICTS = ("item", "statement", "paper", "on its numbers", "scale, seeds", "ours", "95 % interval", "verdict")
+_VERDICTS = (
+    "item",
+    "statement",
+    "paper",
+    "on its numbers",
+    "scale, seeds",
+    "ours",
+    "95 % interval",
+    "verdict",
+)
 _COUNTS = ("source", "hold", "fail", "open")
 _INCONSISTENCIES = ("the paper", "found", "shown by")
 
@@ -58,7 +67,11 @@ def _verdicts(table: Sequence[VerdictRow]) -> Table:
     for row in table:
         ours = row.ours
         said = (
-            ("; ".join(ours.values), "; ".join(filter(None, ours.intervals)), " ".join((row.verdict, ours.reason)))
+            (
+                "; ".join(ours.values),
+                "; ".join(filter(None, ours.intervals)),
+                " ".join((row.verdict, ours.reason)),
+            )
             if ours
             else ("", "", "")
         )

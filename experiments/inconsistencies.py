@@ -24,15 +24,15 @@ INCONSISTENCIES = (
     Inconsistency(
         "predecessor",
         "Each sublayer is said to attend most to its immediate predecessor.",
-        "In Fig. 8's own panels the maximum lies there in 4, 7, 7 and 11 of 16 rows (Full before attention and "
-        "before MLPs, Block before attention and before MLPs).",
+        "In Fig. 8's own panels the maximum lies there in 4, 7, 7 and 11 of 16 rows (Full before attention "
+        "and before MLPs, Block before attention and before MLPs).",
         ("fig8",),
     ),
     Inconsistency(
         "batch",
         "The 48B runs follow Kimi Linear's recipe.",
-        "Kimi Linear reports MuonClip and a batch of 32M tokens; this paper reports Muon and 8M. Fig. 5a ends "
-        "at step 119,209, which is 1T tokens at 8M.",
+        "Kimi Linear reports MuonClip and a batch of 32M tokens; this paper reports Muon and 8M. Fig. 5a "
+        "ends at step 119,209, which is 1T tokens at 8M.",
         ("fig5",),
     ),
     Inconsistency(
@@ -49,9 +49,10 @@ INCONSISTENCIES = (
     ),
     Inconsistency(
         "algorithm-1",
-        "Algorithm 1 returns what its comment calls a log-sum-exp, and its line 10 indexes the partial sum by i.",
-        "The merge needs the maximum and the sum apart, and Eq. 6 has i - 1. Key normalisation is not written in "
-        "the algorithm.",
+        "Algorithm 1 returns what its comment calls a log-sum-exp, and its line 10 indexes the partial sum "
+        "by i.",
+        "The merge needs the maximum and the sum apart, and Eq. 6 has i - 1. Key normalisation is not "
+        "written in the algorithm.",
         (),
         ("repro/ops/phases.py", "tests/test_phases.py"),
     ),
@@ -64,29 +65,30 @@ INCONSISTENCIES = (
     Inconsistency(
         "one-block",
         "One block (N = 1) is said to be a standard residual with the embedding set apart.",
-        "It is a learned convex mixture of the embedding and the running sum, and uniform at the start, not a "
-        "sum. S = 32 at L = 32 is that case.",
+        "It is a learned convex mixture of the embedding and the running sum, and uniform at the start, not "
+        "a sum. S = 32 at L = 32 is that case.",
         ("fig6",),
     ),
     Inconsistency(
         "architecture-sweep",
         "Fig. 7 does not say whether Full or Block was trained, nor on how many tokens.",
-        "Its losses lie below the scaling curve at the same compute (1.858 at Table 2's shape where the curve "
-        "gives 1.922), so they are not comparable with Table 2.",
+        "Its losses lie below the scaling curve at the same compute (1.858 at Table 2's shape where the "
+        "curve gives 1.922), so they are not comparable with Table 2.",
         ("fig7",),
     ),
     Inconsistency(
         "indivisible-blocks",
         "Table 2 has eight blocks at every size.",
-        "26, 28 and 34 sublayers are no multiple of 8, and 24 gives blocks of one and a half transformer blocks. "
-        "Section 3.2 has a shorter last block, which makes 6 to 9 blocks of S = 4; what was run is not stated. Here "
-        "either the number of blocks or the block size can be fixed.",
+        "26, 28 and 34 sublayers are no multiple of 8, and 24 gives blocks of one and a half transformer "
+        "blocks. Section 3.2 has a shorter last block, which makes 6 to 9 blocks of S = 4; what was run is "
+        "not stated. Here either the number of blocks or the block size can be fixed.",
         ("table2",),
     ),
     Inconsistency(
         "figure-2-comment",
         "A comment in Fig. 2 has the embedding among the blocks while the partial sum also starts from it.",
-        "Read literally it is counted twice. The list of blocks has to be empty until the first one is sealed.",
+        "Read literally it is counted twice. The list of blocks has to be empty until the first one is "
+        "sealed.",
         (),
         ("repro/depth/attnres.py", "tests/test_attnres.py"),
     ),
@@ -105,22 +107,22 @@ INCONSISTENCIES = (
     Inconsistency(
         "single-runs",
         "Differences of 0.001 to 0.004 between rows are discussed.",
-        "Each number is one run without a spread over seeds, so S = 2 against 4 or sigmoid against softmax may "
-        "be within it.",
+        "Each number is one run without a spread over seeds, so S = 2 against 4 or sigmoid against softmax "
+        "may be within it.",
         ("table4", "fig6"),
     ),
     Inconsistency(
         "block-rank",
         "The rank of Block's depth-mixing matrix is put between N and N + S.",
-        "The diagonal is not zero, so the rank of the L x L matrix is L for every scheme. What is bounded is the "
-        "rank across a cut in depth (at most N + 1), and an effective rank.",
+        "The diagonal is not zero, so the rank of the L x L matrix is L for every scheme. What is bounded "
+        "is the rank across a cut in depth (at most N + 1), and an effective rank.",
         ("fig9",),
     ),
     Inconsistency(
         "multiplier",
         "Block is said to save a factor of 1.25 in compute.",
-        "1.25 follows from the printed coefficients; the curves as drawn give 1.27. Both come from five sizes "
-        "with one run each.",
+        "1.25 follows from the printed coefficients; the curves as drawn give 1.27. Both come from five "
+        "sizes with one run each.",
         ("fig4", "multiplier"),
     ),
 )

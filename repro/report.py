@@ -1,7 +1,7 @@
 """``python -m repro.reproduce report``: everything that is rendered, as one page in results/report.html.
 
-Files under ``results/<scale>/`` are used as they are (rendering some items takes a minute each); only what was
-never rendered at a scale is rendered first, where there is something to render. No torch.
+Files under ``results/<scale>/`` are used as they are (rendering some items takes a minute each); only what
+was never rendered at a scale is rendered first, where there is something to render. No torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def register(commands: Any, scales: Sequence[str]) -> None:
     """Add the command to those of ``repro.reproduce``; scales: all that ``conf/scale`` has."""
     command = commands.add_parser("report", help="results/report.html: every item on one page")
     command.set_defaults(command=partial(_report, scales))
-    command.add_argument("--scale", help="scales beside published, as quick,cpu (default: all that have runs)")
+    command.add_argument(
+        "--scale", help="scales beside published, as quick,cpu (default: all that have runs)"
+    )
     for folder in ("runs", "results"):
         place = project_root() / folder
         command.add_argument(f"--{folder}", type=Path, default=place, help=f"default: {shown(place)}")

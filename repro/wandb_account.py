@@ -1,4 +1,4 @@
-"""Whether W&B can be written to from here, in one line where it cannot. Nothing is asked and nothing is read back."""
+"""Whether W&B can be written to from here, in one line where it cannot. Nothing is asked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from repro.runs.places import project_root
 
 
 def require_login() -> None:
-    """Return where credentials for W&B are present; a ``DataError`` that says what to do where they are not."""
+    """Return where a login for W&B is present; a ``DataError`` that says what to do where it is not."""
     try:
         import wandb
     except ImportError:

@@ -1,7 +1,7 @@
-"""``python -m repro.wandb_report``: the sections of the report, with the curves of their runs, as a W&B report.
+"""``python -m repro.wandb_report``: the report's sections, with the curves of their runs, as a W&B report.
 
-The same contents as results/report.html (``repro.report``). Runs have to be there first (``make wandb-sync``).
-Exit code 2 and one line where wandb_workspaces or a login is missing.
+The same contents as results/report.html (``repro.report``). Runs have to be there first (``make
+wandb-sync``). Exit code 2 and one line where wandb_workspaces or a login is missing.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def build(wr: Any, found: Iterable[Section], project: str, entity: str = "") -> 
         project=project,
         entity=entity,
         title=TITLE,
-        description="Every table and figure of arXiv:2603.15031v1: the paper's numbers and what was measured here.",
+        description="Every table and figure of arXiv:2603.15031v1: the paper's numbers, ours beside them.",
         width="fluid",
         blocks=blocks,
     )

@@ -1,8 +1,8 @@
 """``python -m repro.wandb_sync``: send what was mirrored offline under runs/ to W&B.
 
-Runs that are still training are left for later: a file that was sent is not sent again. A run that was resumed
-has several offline files under one id, which W&B joins in the order they were started. Exit code 2 and one
-line without a login.
+Runs that are still training are left for later: a file that was sent is not sent again. A run that was
+resumed has several offline files under one id, which W&B joins in the order they were started. Exit code 2
+and one line without a login.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ OFFLINE = "offline-run-"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m repro.wandb_sync", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m repro.wandb_sync",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     place = project_root() / "runs"
     parser.add_argument("--runs", type=Path, default=place, help=f"default: {shown(place)}")

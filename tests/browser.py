@@ -21,7 +21,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-extensions", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-default-apps", "--hide-scrollbars", "--mute-audio", "--remote-debugging-pipe",
+    "--disable-sync", "--hide-scrollbars", "--mute-audio", "--remote-debugging-pipe",
 )  # fmt: skip
 # In the page: pictures that did not load, links without a target, ids used twice, and what is wider than the
 # window without lying in a box that scrolls.
@@ -33,7 +33,8 @@ LOOK = """
   const inBox = element => element.closest('.scroll') && !element.classList.contains('scroll');
   return {
     images: document.images.length,
-    broken: [...document.images].filter(image => !image.complete || !image.naturalWidth).map(image => image.alt),
+    broken: [...document.images].filter(image => !image.complete || !image.naturalWidth)
+      .map(image => image.alt),
     links: document.links.length,
     dangling: [...document.links].map(link => link.getAttribute('href'))
       .filter(href => !href.startsWith('#') || !document.getElementById(decodeURIComponent(href.slice(1)))),
@@ -83,7 +84,11 @@ class Browser:
     def open(self, page: Path, width: int, dark: bool, height: int = 900) -> dict[str, Any]:
         """Show a file at a window size and colour scheme; what ``LOOK`` finds there."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])

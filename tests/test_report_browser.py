@@ -1,4 +1,4 @@
-"""The report in a real browser: nothing on its console, every picture and link there, no sideways scrolling."""
+"""The report in a real browser: a silent console, every picture and link there, no sideways scrolling."""
 
 from __future__ import annotations
 

@@ -119,7 +119,9 @@ def test_no_login_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_package_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(wandb_report, "PACKAGE", "wandb_workspaces_that_is_not_here")
     assert wandb_report.main([]) == 2
     assert capsys.readouterr().err == "error: wandb-workspaces is not installed: pip install -e '.[report]'\n"
@@ -144,7 +146,9 @@ class Blocks:
 
 
 def contents(tmp_path: Path) -> Contents:
-    table = Table("Losses", [Column("0", "arm", numeric=False), Column("1", "loss")], [{"0": "full", "1": "4.5"}])
+    table = Table(
+        "Losses", [Column("0", "arm", numeric=False), Column("1", "loss")], [{"0": "full", "1": "4.5"}]
+    )
     outcome = Outcome("Full is better.", None, "-0.064 [-0.223, +0.095], paper -0.029, underpowered")
     shown = Rendering(
         "quick", "results/quick/table4", "render table4", "abc", ("0123456789ab", "ba9876543210"), (outcome,),
@@ -159,22 +163,27 @@ def test_the_report_has_the_sections_of_the_page(tmp_path: Path) -> None:
     assert (report.kind, report.project, report.entity) == ("Report", "p", "e")
     kinds = [block.kind for block in report.blocks]
     assert kinds == [
-        "TableOfContents", "H1", "MarkdownBlock", "H1", "MarkdownBlock", "H2", "MarkdownBlock", "PanelGrid", "H1",
-        "MarkdownBlock", "H1", "MarkdownBlock",
+        "TableOfContents", "H1", "MarkdownBlock", "H1", "MarkdownBlock", "H2", "MarkdownBlock", "PanelGrid",
+        "H1", "MarkdownBlock", "H1", "MarkdownBlock",
     ]  # fmt: skip
     titles = [block.text for block in report.blocks if block.kind in ("H1", "H2")]
     assert titles == [
-        "Verdicts", "Table 4. Arms", "Runs at scale quick", "Where the paper disagrees with itself", "How to rebuild",
+        "Verdicts", "Table 4. Arms", "Runs at scale quick", "Where the paper disagrees with itself",
+        "How to rebuild",
     ]  # fmt: skip
     verdicts = report.blocks[2].text
     assert (
-        "| table4 | Full is better. | -0.029 | – | quick, 3 seeds | -0.064 | [-0.223, +0.095] | open underpowered |"
-        in verdicts
+        "| table4 | Full is better. | -0.029 | – | quick, 3 seeds | -0.064 | [-0.223, +0.095] "
+        "| open underpowered |" in verdicts
     )
     assert "| full | 4.5 |" in report.blocks[6].text
     (runset,) = report.blocks[7].runsets
     assert json.loads(runset.filters.partition(" in ")[2]) == ["0123456789ab", "ba9876543210"]
-    assert [panel.y for panel in report.blocks[7].panels] == [["val/loss"], ["train/loss"], ["train/grad_norm"]]
+    assert [panel.y for panel in report.blocks[7].panels] == [
+        ["val/loss"],
+        ["train/loss"],
+        ["train/grad_norm"],
+    ]
 
 
 def test_the_real_package_takes_the_blocks(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ class Mirror:
 
     settings: config group `logger` (`mode` offline | online | disabled, `project`).  The run's id
     is its identity, so that a resumed run continues the same W&B run; its group is the item that it was first
-    trained for (`group`, by default the experiment of the command), its job type the scale, its tags scale and arm.
+    trained for (`group`, by default the experiment of the command), its job type the scale, its tags scale
+    and arm.
     """
 
     def __init__(
