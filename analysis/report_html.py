@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 
-from analysis.tables import Table
+from analysis.tables import EMPTY, Table
 
 _VOID = frozenset({"br", "col", "hr", "img", "link", "meta"})
 
@@ -46,6 +47,32 @@ def lines(*parts: str) -> Markup:
 def scrolled(content: Markup, label: str) -> Markup:
     """A box that scrolls sideways by itself (and by keyboard) where its content is wider than the page."""
     return tag("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+Row = tuple[str | None, str | None, Sequence[Markup]]
+
+
+def cards(label: str, names: Sequence[str], rows: Sequence[Row], kind: str) -> Markup:
+    """A table that becomes one card per row on a phone, each cell with its column's name before it.
+
+    rows: class, id and cells of each; an empty cell is a dash, and left out of a card.  kind: class of the
+    table.
+    """
+    head = tag("tr", *(tag("th", name, scope="col") for name in names))
+    body = [
+        tag(
+            "tr",
+            *(
+                tag("td", cell or EMPTY, data_label=name, class_=None if cell else "none")
+                for name, cell in zip(names, cells, strict=True)
+            ),
+            class_=class_,
+            id=anchor,
+        )
+        for class_, anchor, cells in rows
+    ]
+    content = tag("table", tag("thead", head), tag("tbody", lines(*body)), class_=f"cards {kind}")
+    return scrolled(content, label)
 
 
 def table_html(table: Table) -> Markup:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,20 +10,27 @@ from analysis.report_contents import Rendering
 from analysis.selection import RunRow
 
 
-def with_runs(rendering: Rendering, arms: Sequence[str], runs: Mapping[str, RunRow]) -> Rendering:
+def with_runs(
+    rendering: Rendering,
+    arms: Sequence[str],
+    runs: Mapping[str, RunRow],
+    is_newer: Callable[[RunRow], bool] = lambda run: False,
+) -> Rendering:
     """The rendering with seeds, setting and warnings from the runs of its scale that exist now.
 
-    arms: of the item.  runs: run id -> run, all of that scale.
+    arms: of the item.  runs: run id -> run, all of that scale.  is_newer: whether a run ended after the files
+    were written, where that is known.
     """
     known = [runs[run_id] for run_id in rendering.run_ids if run_id in runs]
+    done = [run for run in known if run.status == "done"]
     if not rendering.run_ids:
         return rendering
     return replace(
         rendering,
-        seeds=seeds_text(known),
-        num_seeds=num_seeds(known),
+        seeds="; ".join(filter(None, (seeds_text(done), unfinished_text(known)))),
+        num_seeds=num_seeds(done),
         setting=setting_text(known),
-        warnings=warnings(rendering, arms, runs),
+        warnings=warnings(rendering, arms, runs, is_newer),
     )
 
 
@@ -37,6 +44,15 @@ def seeds_text(runs: Sequence[RunRow]) -> str:
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {', '.join(sorted(arms))}"
         for seeds, arms in ordered
     )
+
+
+def unfinished_text(runs: Sequence[RunRow]) -> str:
+    """``diverged: full_input_query, seed 2``: the runs that have no result, by what became of them."""
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        if run.status != "done":
+            groups.setdefault(run.status, []).append(f"{run.arm} seed {run.seed_label}")
+    return "; ".join(f"{status}: {', '.join(sorted(names))}" for status, names in sorted(groups.items()))
 
 
 def num_seeds(runs: Sequence[RunRow]) -> tuple[int, int] | None:
@@ -64,27 +80,36 @@ def setting_text(runs: Sequence[RunRow]) -> str:
     return ("Models: " + ", ".join(said) + ".") if said else ""
 
 
-def warnings(rendering: Rendering, arms: Sequence[str], runs: Mapping[str, RunRow]) -> list[str]:
-    """Where the rendered files are older than the runs: runs that are gone, and finished ones left out.
+def warnings(
+    rendering: Rendering,
+    arms: Sequence[str],
+    runs: Mapping[str, RunRow],
+    is_newer: Callable[[RunRow], bool],
+) -> list[str]:
+    """Where the rendered files do not match the runs: runs that are gone, and finished ones left out.
 
-    A finished run counts as left out where it has the setting of a run shown and the item has none of its arm
-    and seeds.
+    A finished run is missed where an arm of the item has it under a setting that is shown, but the rendering
+    has none of its arm, setting and seeds. An item may show one seed of several on purpose (a sweep of
+    settings), so a rendering of one seed misses a run of another only if that ended after the files were
+    written.
     """
     shown = [runs[run_id] for run_id in rendering.run_ids if run_id in runs]
     gone = [run_id for run_id in rendering.run_ids if run_id not in runs]
     settings = {run.setting_id for run in shown}
+    seeds = {run.seeds for run in shown}
     cells = {(run.arm, run.setting_id, run.seeds) for run in shown}
-    newer = sorted(
+    missed = sorted(
         f"{run.run_id} ({run.arm}, seed {run.seed_label})"
         for run in runs.values()
         if run.status == "done"
         and run.arm in arms
         and run.setting_id in settings
         and (run.arm, run.setting_id, run.seeds) not in cells
+        and (len(seeds) > 1 or run.seeds in seeds or is_newer(run))
     )
     found = []
-    if newer:
-        found.append(f"Older than its runs: rendered without {_few(newer)}. Again: {rendering.command}")
+    if missed:
+        found.append(f"Older than its runs: rendered without {_few(missed)}. Again: {rendering.command}")
     if gone:
         found.append(f"Rendered from runs whose records are not here: {_few(gone)}.")
     return found

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from analysis.report_contents import PUBLISHED, Contents, Inconsistency, Item, Rendering
-from analysis.report_html import Markup, join, lines, scrolled, table_html, tag
+from analysis.report_evidence import Evidence
+from analysis.report_html import Markup, cards, join, lines, scrolled, table_html, tag
 from analysis.report_picture import picture_html
-from analysis.report_verdicts import FAILS, VerdictRow, counts, rows, seeds_text, verdict
+from analysis.report_verdicts import FAILS, OPEN, VerdictRow, counts, rows, split, verdict
 from analysis.tables import EMPTY
 
 _NUMBER = re.compile(r"(?:Table|Fig\.) \d+")
+TESTED = ("item", "statement", "paper", "scale, seeds", "ours", "95 % interval", "verdict")
+ALONE = ("item", "statement", "evidence", "verdict")
 COMMANDS = """\
 make published                 # every item from the paper's own numbers, no training
 make table4 SCALE=quick SEEDS=1,2,3
@@ -24,23 +27,29 @@ python -m repro.reproduce why table4 --scale quick
 def verdict_section(contents: Contents) -> Markup:
     """Statements that hold, fail and are open by scale, then every statement with its evidence."""
     table = list(rows(contents.items))
+    tested, alone = split(table)
     return lines(
         tag("h2", "Verdicts", id="verdicts"),
         tag(
             "p",
-            "Each row is a statement that the paper makes or that follows from its numbers. The column "
-            "“paper” says what the paper's own numbers give, and whether they bear the statement out. "
-            "“Ours” is measured here, at the scale named, with a 95 % interval (t over paired seeds unless "
-            "the item says otherwise). A statement is open where the interval decides nothing or fewer than "
-            "three seeds were run.",
+            "Each row is a statement that the paper makes, or that follows from what it makes. “Ours” is "
+            "measured here at the scale named, with a 95 % interval (t over paired seeds unless the item "
+            "says otherwise). A statement is open where the interval decides nothing, or where fewer than "
+            "three seeds were run. “Paper” is what the paper's own numbers give, which have no intervals.",
         ),
         _count_table(counts(table, contents.scales)),
-        _verdict_table(table),
+        tag("h3", "Tested here", id="verdicts-tested"),
+        _verdict_table("statements tested here", TESTED, tested, _tested_cells),
+        tag("h3", "Decided by the paper's own numbers, or by derivation", id="verdicts-paper"),
+        _verdict_table("statements decided by the paper's numbers", ALONE, alone, _alone_cells),
     )
 
 
 def _count_table(found: Sequence[tuple[str, int, int, int]]) -> Markup:
-    head = tag("tr", *(tag("th", text, scope="col") for text in ("source", "hold", "fail", "open")))
+    head = [
+        tag("th", text, scope="col", class_="num" if text != "source" else None)
+        for text in ("source", "hold", "fail", "open")
+    ]
     body = [
         tag(
             "tr",
@@ -49,37 +58,49 @@ def _count_table(found: Sequence[tuple[str, int, int, int]]) -> Markup:
         )
         for scale, *numbers in found
     ]
-    content = tag("table", tag("thead", head), tag("tbody", lines(*body)))
+    content = tag("table", tag("thead", tag("tr", *head)), tag("tbody", lines(*body)))
     return scrolled(content, "statements that hold, fail and are open, by source")
 
 
-def _verdict_table(table: Sequence[VerdictRow]) -> Markup:
-    names = ("item", "statement", "paper", "scale, seeds", "ours", "95 % interval", "verdict")
-    head = tag("tr", *(tag("th", name, scope="col") for name in names))
+def _verdict_table(
+    label: str,
+    names: Sequence[str],
+    table: Sequence[VerdictRow],
+    cells: Callable[[VerdictRow], Sequence[Markup]],
+) -> Markup:
     first = [True, *(before.item is not after.item for before, after in pairwise(table))]
-    body = [_verdict_row(row, begins) for row, begins in zip(table, first, strict=False)]
-    content = tag("table", tag("thead", head), tag("tbody", lines(*body)), class_="verdicts")
-    return scrolled(content, "verdict table")
+    body = [
+        ("first" if begins else None, None, cells(row)) for row, begins in zip(table, first, strict=False)
+    ]
+    return cards(label, names, body, "verdicts")
 
 
-def _verdict_row(row: VerdictRow, begins: bool) -> Markup:
-    ours = row.ours
-    paper = [join(row.paper or EMPTY)]
-    if row.paper_verdict:
-        paper.append(_word(row.paper_verdict, "holds there" if row.paper_verdict != FAILS else "fails there"))
-    return tag(
-        "tr",
-        tag("td", tag("a", _short_title(row.item), href=f"#{row.item.name}"), class_="short"),
-        tag("td", row.statement),
-        tag("td", _stacked(paper)),
-        tag("td", f"{row.scale}, {row.seeds}" if row.scale else EMPTY, class_="short"),
-        tag("td", _stacked([join(value) for value in ours.values]) if ours else EMPTY),
-        tag("td", _stacked([join(interval or EMPTY) for interval in ours.intervals]) if ours else EMPTY),
-        tag(
-            "td", _stacked([_word(row.verdict), tag("span", ours.reason, class_="reason")]) if ours else EMPTY
-        ),
-        class_="first" if begins else None,
-    )
+def _tested_cells(row: VerdictRow) -> list[Markup]:
+    ours = row.ours or Evidence((), ())
+    verdict_word = _word(row.verdict) if row.verdict else tag("span", "no runs", class_="soft")
+    return [
+        _item_link(row.item),
+        join(row.statement),
+        _paper_cell(row),
+        join(f"{row.scale}, {row.seeds}" if row.scale else ""),
+        _stacked([join(value) for value in ours.values]),
+        _stacked([join(interval or EMPTY) for interval in ours.intervals] if any(ours.intervals) else []),
+        _stacked([verdict_word, tag("span", ours.reason, class_="reason") if ours.reason else Markup()]),
+    ]
+
+
+def _paper_cell(row: VerdictRow) -> Markup:
+    """Its evidence; the verdict on it only where the paper's own numbers do not bear the statement out."""
+    failed = _word(FAILS, "fails on its own numbers") if row.paper_verdict == FAILS else Markup()
+    return _stacked([join(row.paper if row.paper_verdict != OPEN else ""), failed])
+
+
+def _alone_cells(row: VerdictRow) -> list[Markup]:
+    return [_item_link(row.item), join(row.statement), join(row.paper), _word(row.paper_verdict)]
+
+
+def _item_link(item: Item) -> Markup:
+    return tag("a", _short_title(item), href=f"#{item.name}", class_="short")
 
 
 def _word(word: str, text: str = "") -> Markup:
@@ -132,7 +153,7 @@ def _caption(rendering: Rendering) -> list[Markup]:
     if rendering.scale == PUBLISHED:
         said = "The paper's numbers (arXiv:2603.15031v1), one run each and without intervals unless stated."
     elif rendering.run_ids:
-        said = f"Scale {rendering.scale}, {seeds_text(rendering)}: {rendering.seeds}. {rendering.setting}"
+        said = f"Scale {rendering.scale}; {rendering.seeds}. {rendering.setting}"
     else:
         said = f"Scale {rendering.scale}; no training run stands behind these numbers."
     made = (
@@ -161,19 +182,14 @@ def _outcomes(rendering: Rendering) -> Markup:
 def inconsistency_section(found: Sequence[Inconsistency], items: Sequence[Item]) -> Markup:
     """The paper's own inconsistencies as a table, each linked to what shows it."""
     titles = {item.name: _short_title(item) for item in items}
-    head = tag("tr", *(tag("th", text, scope="col") for text in ("", "the paper", "found", "shown by")))
     body = [
-        tag(
-            "tr",
-            tag("td", str(number), class_="num"),
-            tag("td", entry.paper),
-            tag("td", entry.found),
-            tag("td", _stacked(_pointers(entry, titles)) or EMPTY),
-            id=f"inconsistency-{entry.key}",
+        (
+            None,
+            f"inconsistency-{entry.key}",
+            [join(str(number)), join(entry.paper), join(entry.found), _stacked(_pointers(entry, titles))],
         )
         for number, entry in enumerate(found, start=1)
     ]
-    content = tag("table", tag("thead", head), tag("tbody", lines(*body)), class_="wide")
     return lines(
         tag("h2", "Where the paper disagrees with itself", id="inconsistencies"),
         tag(
@@ -181,7 +197,7 @@ def inconsistency_section(found: Sequence[Inconsistency], items: Sequence[Item])
             "Found while rebuilding the tables and figures. None of these is an error of the method; each is "
             "something that a reader who compares numbers has to know.",
         ),
-        scrolled(content, "the paper's inconsistencies"),
+        cards("the paper's inconsistencies", ("no.", "the paper", "found", "shown by"), body, "wide"),
     )
 
 

@@ -35,8 +35,7 @@ caption { text-align: left; font-weight: 600; padding-bottom: 0.35rem; }
 th, td { padding: 0.3rem 0.6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
 } th { background: var(--raised); font-weight: 600; }
 td.num, th.num { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.verdicts { min-width: 62rem; }
-.verdicts td:nth-child(2) { min-width: 15rem; }
+.verdicts td:nth-child(2) { min-width: 14rem; }
 .verdicts td:nth-child(6), .short { white-space: nowrap; }
 .wide { min-width: 46rem; }
 tr.first td { border-top: 2px solid var(--line); }
@@ -57,7 +56,14 @@ details { margin: 0.4rem 0; }
 summary { cursor: pointer; }
 @media (max-width: 45rem) {
   body { padding: 0.75rem; }
-  /* At a phone's width labels would be unreadable: the picture keeps a size and scrolls in its card. */
-  .picture img { max-width: none; width: 44rem; }
+  nav ul { columns: auto; }
+  /* At a phone's width labels would be unreadable: a picture keeps its size and scrolls in its card. */
+  .picture img { max-width: 44rem; }
+  .cards, .cards tbody, .cards tr, .cards td { display: block; width: auto; min-width: 0; }
+  .cards thead, .cards td.none { display: none; }
+  .cards tr, .cards tr.first { border-top: 1px solid var(--line); padding: 0.5rem 0; }
+  .cards td, .cards tr.first td, .verdicts td:nth-child(2) { border: 0; padding: 0.1rem 0; min-width: 0; }
+  .verdicts td:nth-child(6) { white-space: normal; }
+  .cards td::before { content: attr(data-label) ": "; color: var(--soft); }
 }
 """

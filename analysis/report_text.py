@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from analysis.report_contents import PUBLISHED, Contents, Item, Rendering
 from analysis.report_sections import COMMANDS
-from analysis.report_verdicts import VerdictRow, counts, rows, seeds_text
+from analysis.report_verdicts import VerdictRow, counts, rows
 from analysis.tables import EMPTY, Column, Table, to_markdown
 
 _VERDICTS = (
@@ -87,7 +87,7 @@ def _introduction(item: Item) -> str:
 
 def _of_rendering(rendering: Rendering) -> Section:
     paper = rendering.scale == PUBLISHED
-    seeds = f"{seeds_text(rendering)}; {rendering.seeds}. {rendering.setting}" if rendering.run_ids else ""
+    seeds = f"{rendering.seeds}. {rendering.setting}" if rendering.run_ids else ""
     caption = "The paper's numbers." if paper else f"Scale {rendering.scale}. {seeds}".strip()
     warned = "".join(f"**{warning}**\n\n" for warning in rendering.warnings)
     return Section(

@@ -74,6 +74,12 @@ def rows(items: Sequence[Item]) -> Iterator[VerdictRow]:
                 )
 
 
+def split(table: Sequence[VerdictRow]) -> tuple[list[VerdictRow], list[VerdictRow]]:
+    """Rows that runs speak to or will have to, and those that the paper's own numbers decide alone."""
+    alone = [row for row in table if not row.scale and row.paper_verdict != OPEN]
+    return [row for row in table if row.scale or row.paper_verdict == OPEN], alone
+
+
 def counts(table: Sequence[VerdictRow], scales: Sequence[str]) -> list[tuple[str, int, int, int]]:
     """Per scale: how many statements hold, fail and are open; ``published`` counts the paper's numbers."""
     found = []

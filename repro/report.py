@@ -1,7 +1,8 @@
 """``python -m repro.reproduce report``: everything that is rendered, as one page in results/report.html.
 
-Files under ``results/<scale>/`` are used as they are (rendering some items takes a minute each); only what
-was never rendered at a scale is rendered first, where there is something to render. No torch.
+Files under ``results/<scale>/`` are used as they are, since rendering some items takes a minute. Only a
+published item that was never rendered is rendered first; at a trained scale ``make <item>`` does that, which
+knows what the item has to be trained and measured for. No torch.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _has_anything(scale: str, runs: Path, results: Path) -> bool:
 
 
 def collect(scales: Sequence[str], runs: Path, results: Path) -> Contents:
-    """Everything on the page; items that were never rendered at a scale are rendered where they can be."""
+    """Everything on the page; published items that were never rendered are rendered."""
     arms = sorted({arm for item in ITEMS.values() for arm in item.arms})
     of_scale = {scale: _runs(scale, arms, runs, results) for scale in scales}
     items = []
@@ -88,26 +89,36 @@ def collect(scales: Sequence[str], runs: Path, results: Path) -> Contents:
         for scale in scales:
             if item.scales and scale not in item.scales:
                 continue
-            try:
-                rendering = _rendering(item, Source(scale, runs, results))
-            except (ConfigError, DataError) as error:  # no runs of it, or a measurement that was not made
-                absent.append((scale, str(error)))
-            else:
-                renderings.append(with_runs(rendering, item.arms, of_scale[scale]))
+            rendering = _rendering(item, Source(scale, runs, results))
+            if rendering is None:
+                absent.append((scale, f"not rendered; make {item.name} SCALE={scale}"))
+                continue
+            is_newer = partial(_is_newer, runs, results / scale / f"{item.name}.provenance.json")
+            renderings.append(with_runs(rendering, item.arms, of_scale[scale], is_newer))
         items.append(
             Item(item.name, item.title, item.claim, DEVIATIONS.get(item.name, ()), renderings, absent)
         )
     return Contents(items, INCONSISTENCIES, scales)
 
 
-def _rendering(item: PaperItem, source: Source) -> Rendering:
+def _rendering(item: PaperItem, source: Source) -> Rendering | None:
     found = read_rendering(source.results, source.scale, item.name)
-    if found is None:
-        print(f"{item.name} at {source.scale}: not rendered yet", flush=True)
+    if found is None and source.is_published:
+        print(f"{item.name}: rendered from the paper's numbers", flush=True)
         write(item, source, item.render(source))
         found = read_rendering(source.results, source.scale, item.name)
-    assert found is not None
     return found
+
+
+def _is_newer(runs: Path, rendered: Path, run: RunRow) -> bool:
+    """Whether a run that was trained here ended after the files were written.
+
+    Of committed runs nothing is known: a checkout gives every file the time at which it was made.
+    """
+    ended = run.directory / "final.json"
+    if not run.directory.is_relative_to(runs) or not ended.exists():
+        return False
+    return ended.stat().st_mtime > rendered.stat().st_mtime
 
 
 def _runs(scale: str, arms: Sequence[str], runs: Path, results: Path) -> dict[str, RunRow]:

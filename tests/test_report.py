@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from analysis.report import page
 from analysis.report_contents import Contents, Inconsistency, Item, Outcome, Rendering, read_rendering
 from analysis.report_evidence import Evidence, read_evidence
 from analysis.report_picture import picture_html, short_svg, size
+from analysis.report_runs import with_runs
 from analysis.report_tables import read_markdown
 from analysis.report_verdicts import counts, rows
+from analysis.selection import load
 from analysis.tables import Column, Table, to_markdown
 from experiments.deviations import DEVIATIONS
 from experiments.inconsistencies import INCONSISTENCIES
@@ -221,24 +224,58 @@ def test_the_command_reuses_files_and_says_where_they_are_old(
         if not entry.scales or "published" in entry.scales:
             files(tmp_path, name, "published", [])
     first = write_run(tmp_path / "runs", "prenorm", 1, [4.0, 5.0, 4.0])
-    write_run(tmp_path / "runs", "prenorm", 2, [4.0, 5.0, 4.0])
-    files(tmp_path, "table4", "quick", [first.name, "0123456789ab"])
-    for name, entry in ITEMS.items():  # what could be rendered is there, so that nothing is
-        if name != "table4" and (not entry.scales or "quick" in entry.scales):
-            files(tmp_path, name, "quick", [])
+    for name in ("table4", "lr"):
+        files(tmp_path, name, "quick", [first.name, "0123456789ab"])
+    second = write_run(tmp_path / "runs", "prenorm", 2, [4.0, 5.0, 4.0])
+    rendered = (tmp_path / "results/quick/table4.provenance.json").stat().st_mtime
+    os.utime(second / "final.json", (rendered + 60, rendered + 60))
+    lr = tmp_path / "results/quick/lr.provenance.json"  # shows one seed on purpose, and knew of the other
+    os.utime(lr, (rendered + 120, rendered + 120))
     places = ["--runs", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
     assert main(["report", *places]) == 0
     out = capsys.readouterr().out
     assert re.search(
         r"table4 at quick: Older than its runs: rendered without \w{12} \(prenorm, seed 2\)", out
     )
+    assert "lr at quick: Older" not in out
     assert "table4 at quick: Rendered from runs whose records are not here: 0123456789ab." in out
     text = (tmp_path / "results/report.html").read_text()
     assert problems(text) == []
     assert "seed 1: prenorm" in text
     assert "0.655M tokens" in text
+    assert "fig6 SCALE=quick" in text  # not rendered there
     assert main(["report", *places]) == 0
     assert (tmp_path / "results/report.html").read_text() == text
+
+
+def test_a_missing_seed_is_old_wherever_several_are_shown(tmp_path: Path) -> None:
+    ids = [write_run(tmp_path, "prenorm", seed, [4.0, 5.0, 4.0]).name for seed in (1, 2, 3)]
+    write_run(tmp_path, "prenorm", 4, None, status="failed")
+    write_run(tmp_path, "prenorm", 5, [4.0, 5.0, 4.0], optim={"lr": 0.1})  # another setting
+    write_run(tmp_path, "full", 1, [4.0, 5.0, 4.0])  # not an arm of the item
+    runs = {run.run_id: run for run in load(tmp_path, "quick", ["prenorm", "full"])[0]}
+    for shown, missed in ((ids[:2], [ids[2]]), (ids, []), (ids[:1], [])):
+        found = with_runs(rendering("quick", folder=tmp_path, run_ids=shown), ["prenorm"], runs)
+        assert len(found.warnings) == len(missed)
+        assert all(run_id in found.warnings[0] for run_id in missed)
+    assert found.num_seeds == (1, 1)
+    newer = with_runs(rendering("quick", folder=tmp_path, run_ids=ids[:1]), ["prenorm"], runs, lambda _: True)
+    assert "prenorm, seed 2" in newer.warnings[0]
+    assert "prenorm, seed 3" in newer.warnings[0]
+
+
+def test_seeds_are_those_of_finished_runs(tmp_path: Path) -> None:
+    write_run(tmp_path, "prenorm", 1, [4.0, 5.0, 4.0])
+    write_run(tmp_path, "prenorm", 2, [4.0, 5.0, 4.0])
+    write_run(tmp_path, "full", 1, [4.0, 5.0, 4.0])
+    write_run(tmp_path, "full", 2, None, status="diverged", diverged_at_step=3)
+    runs = {run.run_id: run for run in load(tmp_path, "quick", ["prenorm", "full"])[0]}
+    found = with_runs(rendering("quick", folder=tmp_path, run_ids=list(runs)), ["prenorm", "full"], runs)
+    assert found.seeds == "seeds 1, 2: prenorm; seed 1: full; diverged: full seed 2"
+    assert found.num_seeds == (1, 2)
+    assert found.setting == (
+        "Models: width 64, 0.655M tokens, corpus prose, peak learning rate 0.003, 1M parameters."
+    )
 
 
 @pytest.mark.parametrize(
