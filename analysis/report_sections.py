@@ -32,7 +32,7 @@ def verdict_section(contents: Contents) -> Markup:
         tag("h2", "Verdicts", id="verdicts"),
         tag(
             "p",
-            "Each row is a statement that the paper makes, or that follows from what it makes. “Ours” is "
+            "Each row is a statement of the paper, or one that follows from its statements. “Ours” is "
             "measured here at the scale named, with a 95 % interval (t over paired seeds unless the item "
             "says otherwise). A statement is open where the interval decides nothing, or where fewer than "
             "three seeds were run. “Paper” is what the paper's own numbers give, which have no intervals.",

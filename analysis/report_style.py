@@ -26,7 +26,7 @@ p, .notes, .plain { max-width: 46rem; }
 a { color: var(--link); }
 code, .ids { font: 0.85em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 pre { margin: 0.5rem 0; padding: 0.75rem; background: var(--raised); border-radius: 6px; }
-nav ul { columns: 15rem; padding-left: 1.2rem; }
+nav ul { columns: 15rem; column-gap: 2rem; padding-left: 1.2rem; }
 nav li { break-inside: avoid; }
 .scroll { overflow-x: auto; max-width: 100%; margin: 0.75rem 0; }
 .scroll:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
@@ -36,7 +36,8 @@ th, td { padding: 0.3rem 0.6rem; border-bottom: 1px solid var(--line); text-alig
 } th { background: var(--raised); font-weight: 600; }
 td.num, th.num { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .verdicts td:nth-child(2) { min-width: 14rem; }
-.verdicts td:nth-child(6), .short { white-space: nowrap; }
+.verdicts td:nth-child(3) { max-width: 15rem; }
+.verdicts td:nth-child(4), .verdicts td:nth-child(6), .short { white-space: nowrap; }
 .wide { min-width: 46rem; }
 tr.first td { border-top: 2px solid var(--line); }
 .word { font-weight: 600; white-space: nowrap; }
@@ -63,7 +64,8 @@ summary { cursor: pointer; }
   .cards thead, .cards td.none { display: none; }
   .cards tr, .cards tr.first { border-top: 1px solid var(--line); padding: 0.5rem 0; }
   .cards td, .cards tr.first td, .verdicts td:nth-child(2) { border: 0; padding: 0.1rem 0; min-width: 0; }
-  .verdicts td:nth-child(6) { white-space: normal; }
+  .verdicts td:nth-child(n) { max-width: none; white-space: normal; }
+  .verdicts td:nth-child(-n+2)::before { display: none; }
   .cards td::before { content: attr(data-label) ": "; color: var(--soft); }
 }
 """

@@ -19,7 +19,7 @@ def require_login() -> None:
     try:
         known = wandb.login(prompt=False, verify=False)
     except Exception as error:  # whatever is wrong with an account, training and reports go on without it
-        raise DataError(f"W&B refused the login ({_first_line(error)}): run `wandb login` once") from None
+        raise DataError(f"W&B refused the login ({first_line(error)}): run `wandb login` once") from None
     if not known:
         raise DataError("no W&B login here: run `wandb login` once (or set WANDB_API_KEY), then repeat")
 
@@ -31,5 +31,6 @@ def logger_settings() -> dict[str, Any]:
     return settings
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, in one line; its kind where it says nothing."""
     return next(iter(str(error).splitlines()), "") or type(error).__name__

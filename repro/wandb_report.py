@@ -20,7 +20,7 @@ from repro.errors import ConfigError, DataError
 from repro.report import chosen_scales, collect
 from repro.reproduce import known_scales
 from repro.runs.places import project_root, shown
-from repro.wandb_account import logger_settings, require_login
+from repro.wandb_account import first_line, logger_settings, require_login
 
 PACKAGE = "wandb_workspaces.reports.v2"
 CURVES = ("val/loss", "train/loss", "train/grad_norm")
@@ -45,13 +45,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         require_login()
         scales = chosen_scales(known_scales(), args.scale, args.runs, args.results)
         found = sections(collect(scales, args.runs, args.results))
-        report = build(blocks, found, args.project or logger_settings()["project"], args.entity)
-        report.save()
-        print(f"saved: {report.url}")
+        _save(build(blocks, found, args.project or logger_settings()["project"], args.entity))
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _save(report: Any) -> None:
+    try:
+        report.save()
+        print(f"saved: {report.url}")
+    except Exception as error:  # a project that is not there, a right that is missing, no network
+        raise DataError(f"W&B did not take the report: {first_line(error)}") from None
 
 
 def _package() -> Any:
@@ -62,16 +68,20 @@ def _package() -> Any:
 
 
 def build(wr: Any, found: Iterable[Section], project: str, entity: str = "") -> Any:
-    """The report as an object of ``wandb_workspaces.reports.v2`` (`wr`), not saved; needs no network."""
+    """The report as an object of ``wandb_workspaces.reports.v2`` (`wr`), not saved.
+
+    With an entity it needs no network.
+    """
     blocks: list[Any] = [wr.TableOfContents()]
     for section in found:
         blocks.append((wr.H1 if section.level == 1 else wr.H2)(text=section.title))
         blocks.append(wr.MarkdownBlock(text=section.text))
         if section.run_ids:
-            blocks.append(_curves(wr, section, project, entity))
+            blocks.append(_curves(wr, section))
+    owner = {"entity": entity} if entity else {}  # else that of the login, which the package asks for
     return wr.Report(
         project=project,
-        entity=entity,
+        **owner,
         title=TITLE,
         description="Every table and figure of arXiv:2603.15031v1: the paper's numbers, ours beside them.",
         width="fluid",
@@ -79,12 +89,10 @@ def build(wr: Any, found: Iterable[Section], project: str, entity: str = "") -> 
     )
 
 
-def _curves(wr: Any, section: Section, project: str, entity: str) -> Any:
+def _curves(wr: Any, section: Section) -> Any:
     """Losses and gradient norm of the section's runs, found by their ids: a run may serve several items."""
     runs = wr.Runset(
-        project=project,
-        entity=entity,
-        name=section.title,
+        name=section.title,  # of the report's own project
         filters=f"Metric('ID') in {json.dumps(list(section.run_ids))}",
         groupby=["config.arm.name"],
     )

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from analysis.report_contents import Contents, Inconsistency, Item, Outcome, Rendering
 from analysis.report_text import sections
 from analysis.tables import Column, Table
 from repro import wandb_account, wandb_report, wandb_sync
 from repro.errors import DataError
+from repro.train import job
 from repro.train.mirror import SINGLE, Mirror
 from tests.synthetic_runs import config, write_run
 
@@ -56,6 +58,20 @@ def test_a_run_is_mirrored_under_its_identity_and_item(
     assert run.rows == [(10, {"val/loss": 4.5, "val/by_source/wiki/loss": 4.0})]
     assert run.summary == {"final/val_loss": 4.4}
     assert run.finished
+
+
+@pytest.mark.parametrize(
+    ("experiment", "group", "expected"),
+    [("table4", None, "table4"), ("table4", "mine", "mine"), (None, None, None), ("null", None, None)],
+)
+def test_the_experiment_of_the_command_is_the_group(
+    monkeypatch: pytest.MonkeyPatch, experiment: str | None, group: str | None, expected: str | None
+) -> None:
+    hydra = SimpleNamespace(runtime=SimpleNamespace(choices={"experiment": experiment}))
+    monkeypatch.setattr(job, "HydraConfig", SimpleNamespace(get=lambda: hydra))
+    composed = OmegaConf.create({"logger": {"mode": "offline", "project": "p", "group": group}})
+    OmegaConf.set_struct(composed, True)
+    assert job._grouped(composed).logger.group == expected
 
 
 def offline(runs: Path, started: str, run_id: str, sent: bool = False) -> Path:
@@ -145,6 +161,20 @@ class Blocks:
         return lambda **given: SimpleNamespace(kind=name, **given)
 
 
+def test_a_refused_report_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save() -> None:
+        raise OSError("no route\nto host")
+
+    monkeypatch.setattr(wandb_report, "_package", Blocks)
+    monkeypatch.setattr(wandb_report, "require_login", lambda: None)
+    monkeypatch.setattr(wandb_report, "collect", lambda *_: contents(tmp_path))
+    monkeypatch.setattr(wandb_report, "build", lambda *_: SimpleNamespace(save=save))
+    assert wandb_report.main(["--runs", str(tmp_path), "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "error: W&B did not take the report: no route\n"
+
+
 def contents(tmp_path: Path) -> Contents:
     table = Table(
         "Losses", [Column("0", "arm", numeric=False), Column("1", "loss")], [{"0": "full", "1": "4.5"}]
@@ -188,6 +218,12 @@ def test_the_report_has_the_sections_of_the_page(tmp_path: Path) -> None:
 
 def test_the_real_package_takes_the_blocks(tmp_path: Path) -> None:
     wr = pytest.importorskip("wandb_workspaces.reports.v2")
-    report = wandb_report.build(wr, sections(contents(tmp_path)), "p")
+    report = wandb_report.build(wr, sections(contents(tmp_path)), "p", "e")
     assert len(report.blocks) == 12
+    model = report.blocks[7]._to_model().metadata.run_sets[0].model_dump(by_alias=True)
+    (found,) = model["filters"]["filters"]
+    assert found["key"] == {"section": "run", "name": "name"}  # W&B's word for a run's id
+    assert (found["op"], found["value"]) == ("IN", ["0123456789ab", "ba9876543210"])
+    assert model["grouping"] == [{"section": "config", "name": "arm.value.name"}]
+    assert all(block._to_model() is not None for block in report.blocks)
     assert report.title == "Attention Residuals, reproduced"
