@@ -76,7 +76,7 @@ def cards(label: str, names: Sequence[str], rows: Sequence[Row], kind: str) -> M
 
 
 def table_html(table: Table) -> Markup:
-    """A rendered table with its title as caption, in its own scrolling box, and its notes below."""
+    """A rendered table in its own scrolling box, its title above (where it may be wider) and its notes below."""
     numeric = ["num" if column.numeric else None for column in table.columns]
     head = [
         tag("th", column.header, scope="col", class_=c)
@@ -88,9 +88,9 @@ def table_html(table: Table) -> Markup:
     ]
     content = tag(
         "table",
-        tag("caption", table.title) if table.title else Markup(),
         tag("thead", tag("tr", *head)),
         tag("tbody", lines(*body)),
     )
     notes = tag("ul", *(tag("li", note) for note in table.notes), class_="notes") if table.notes else Markup()
-    return lines(scrolled(content, table.title or "table"), notes)
+    title = tag("p", table.title, class_="title") if table.title else Markup()
+    return lines(title, scrolled(content, table.title or "table"), notes)

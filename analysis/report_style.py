@@ -31,7 +31,7 @@ nav li { break-inside: avoid; }
 .scroll { overflow-x: auto; max-width: 100%; margin: 0.75rem 0; }
 .scroll:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 table { border-collapse: collapse; font-size: 0.85rem; line-height: 1.35; }
-caption { text-align: left; font-weight: 600; padding-bottom: 0.35rem; }
+.title { font-size: 0.9rem; font-weight: 600; margin: 1rem 0 -0.4rem; }
 th, td { padding: 0.3rem 0.6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top;
 } th { background: var(--raised); font-weight: 600; }
 td.num, th.num { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
