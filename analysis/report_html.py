@@ -76,7 +76,7 @@ def cards(label: str, names: Sequence[str], rows: Sequence[Row], kind: str) -> M
 
 
 def table_html(table: Table) -> Markup:
-    """A rendered table in its own scrolling box, its title above (where it may be wider) and its notes below."""
+    """A rendered table in a scrolling box, its title above (it may be wider) and its notes below."""
     numeric = ["num" if column.numeric else None for column in table.columns]
     head = [
         tag("th", column.header, scope="col", class_=c)

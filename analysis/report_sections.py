@@ -151,15 +151,13 @@ def _rendering(item: Item, rendering: Rendering) -> Markup:
 
 def _caption(rendering: Rendering) -> list[Markup]:
     if rendering.scale == PUBLISHED:
-        said = "The paper's numbers (arXiv:2603.15031v1), one run each and without intervals unless stated."
+        said = "The paper's numbers (arXiv:2603.15031v1); its losses are of one run each, without intervals."
     elif rendering.run_ids:
         said = f"Scale {rendering.scale}; {rendering.seeds}. {rendering.setting}"
     else:
         said = f"Scale {rendering.scale}; no training run stands behind these numbers."
-    made = (
-        f" Files: {rendering.stem}.csv, .md, .tex, .svg, .png; by {rendering.command}; git {rendering.git}."
-    )
-    parts = [join(said, made)]
+    files = f" Files: {rendering.stem}.csv, .md, .tex, .svg, .png; by "
+    parts = [join(said, files, tag("code", rendering.command), f"; git {rendering.git}.")]
     if rendering.run_ids:
         ids = tag("p", " ".join(rendering.run_ids), class_="ids")
         parts.append(tag("details", tag("summary", f"{len(rendering.run_ids)} run ids"), ids))

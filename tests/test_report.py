@@ -16,13 +16,14 @@ from analysis.report_evidence import Evidence, read_evidence
 from analysis.report_picture import picture_html, short_svg, size
 from analysis.report_runs import with_runs
 from analysis.report_tables import read_markdown
-from analysis.report_verdicts import counts, rows
+from analysis.report_verdicts import counts, rows, split
 from analysis.selection import load
 from analysis.tables import Column, Table, to_markdown
 from experiments.deviations import DEVIATIONS
 from experiments.inconsistencies import INCONSISTENCIES
 from experiments.items import ITEMS
 from repro.errors import DataError
+from repro.report import chosen_scales
 from repro.reproduce import main
 from tests.report_page import committed_contents, committed_page
 from tests.synthetic_runs import write_run
@@ -126,6 +127,9 @@ def test_verdicts_set_ours_beside_the_paper(tmp_path: Path) -> None:
         ("Ours alone.", "", "", "quick", "1 to 3 seeds", "fails"),
     ]
     assert table[0].ours == Evidence(["-0.064"], ["[-0.223, +0.095]"], "-0.020", "underpowered")
+    tested, alone = split(table)
+    assert [row.statement for row in tested] == ["A is better.", "Ours alone."]
+    assert [row.statement for row in alone] == ["Digitised: 4 rows."]
     assert counts(table, ["published", "quick"]) == [("published", 2, 0, 0), ("quick", 0, 1, 1)]
 
 
@@ -289,6 +293,16 @@ def test_an_unknown_scale_is_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_which_scales_are_shown(tmp_path: Path) -> None:
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    for place in (runs / "cpu", runs / "smoke", results / "quick" / "runs"):
+        place.mkdir(parents=True)
+    files(tmp_path, "table4", "gpu", [])
+    known = ["cpu", "cpu_wide", "gpu", "quick", "smoke"]
+    assert chosen_scales(known, None, runs, results) == ["published", "cpu", "gpu", "quick"]
+    assert chosen_scales(known, "smoke,published,smoke", runs, results) == ["published", "smoke"]
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:
