@@ -4,6 +4,7 @@
     render ITEM...|all --scale S  results/S/ITEM.{csv,md,tex,svg,png,...} and the table on the terminal
     show ITEM --scale S           the same on the terminal alone
     why ITEM [--scale S]          from each row to its runs, configs and the commands that make them again
+    report [--scale S,...]        results/report.html, every item on one page (repro.report)
     archive ITEM --scale S        copy the small records of the item's runs to results/S/runs, to be committed
 
 No torch: a laptop can rebuild everything from committed results. Exit code 2 and one line for bad input.
@@ -16,15 +17,16 @@ import json
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from analysis.output import write_item
+from analysis.report_contents import Outcome
 from analysis.selection import RunRow, departures
 from analysis.tables import TERMINAL_WIDTH, to_text
 from experiments.item import PUBLISHED, PaperItem, Rendered, Source
 from experiments.items import ITEMS, find
 from repro.errors import ConfigError, DataError
+from repro.rendering import outcomes, write
+from repro.report import register
 from repro.runs.places import project_root, shown
 from repro.runs.reading import read_json
 from repro.runs.table import copy_records
@@ -69,17 +71,18 @@ def _parser() -> argparse.ArgumentParser:
         for folder in ("runs", "results"):
             place = project_root() / folder
             command.add_argument(f"--{folder}", type=Path, default=place, help=f"default: {shown(place)}")
+    register(commands, known_scales())
     return parser
 
 
 def _list(args: argparse.Namespace) -> None:
     trained = [
         scale
-        for scale in _scales()
+        for scale in known_scales()
         if (args.runs / scale).is_dir() or (args.results / scale / "runs").is_dir()
     ]
     print(f"scales: {PUBLISHED}" + "".join(f", {scale}" for scale in trained))
-    if untrained := [scale for scale in _scales() if scale not in trained]:
+    if untrained := [scale for scale in known_scales() if scale not in trained]:
         print(f"not trained yet: {', '.join(untrained)}")
     for item in ITEMS.values():
         print(f"\n{item.name}  {item.title}  (make {item.name} SCALE=...)")
@@ -92,23 +95,7 @@ def _render(args: argparse.Namespace) -> None:
     for item in items:
         source = _source(args, item, required=True)
         rendered = item.render(source)
-        command = f"python -m repro.reproduce render {item.name} --scale {source.scale}"
-        provenance = {
-            "item": item.name,
-            "scale": source.scale,
-            "command": command + (f" --setting {args.setting}" if args.setting else ""),
-            "paper": "arXiv:2603.15031v1",
-            "run_ids": [run.run_id for run in rendered.runs],
-            "checks": [asdict(outcome) for outcome in _checks(item, rendered)],
-        }
-        paths = write_item(
-            source.results / source.scale,
-            item.name,
-            records=rendered.records,
-            text=rendered.text,
-            figure=rendered.figure,
-            provenance=provenance,
-        )
+        paths = write(item, source, rendered)
         _print(item, rendered)
         print("Written: " + shown(paths[0]) + " and " + ", ".join(path.name for path in paths[1:]))
         print(
@@ -201,7 +188,7 @@ def _archive(args: argparse.Namespace) -> None:
 
 
 def _source(args: argparse.Namespace, item: PaperItem, *, required: bool) -> Source:
-    known = [PUBLISHED, *_scales()]
+    known = [PUBLISHED, *known_scales()]
     scale = args.scale
     if scale is None and required:
         raise ConfigError("--scale", scale, f"must be one of {', '.join(known)}")
@@ -216,22 +203,11 @@ def _source(args: argparse.Namespace, item: PaperItem, *, required: bool) -> Sou
     return Source(scale, args.runs, args.results, args.setting)
 
 
-def _scales() -> list[str]:
+def known_scales() -> list[str]:
     return sorted(path.relative_to(SCALES).with_suffix("").as_posix() for path in SCALES.glob("**/*.yaml"))
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    statement: str
-    holds: bool | None
-    evidence: str
-
-
-def _checks(item: PaperItem, rendered: Rendered) -> list[_Outcome]:
-    return [_Outcome(check.statement, *check.test(rendered.data)) for check in item.checks]
-
-
-def _line(word: str, outcome: _Outcome) -> str:
+def _line(word: str, outcome: Outcome) -> str:
     text = f"  {word}  {outcome.statement}  {outcome.evidence}"
     return textwrap.fill(text, TERMINAL_WIDTH, subsequent_indent=" " * 9)
 
@@ -239,16 +215,16 @@ def _line(word: str, outcome: _Outcome) -> str:
 def _print(item: PaperItem, rendered: Rendered) -> None:
     for table in rendered.terminal:
         print(to_text(table))
-    outcomes = _checks(item, rendered)
-    undecided = [outcome for outcome in outcomes if outcome.holds is None]
-    for outcome in outcomes:
+    found = outcomes(item, rendered)
+    undecided = [outcome for outcome in found if outcome.holds is None]
+    for outcome in found:
         if outcome.holds is not None:
             print(_line("holds" if outcome.holds else "fails", outcome))
-    for outcome in undecided if len(undecided) < len(outcomes) else ():
+    for outcome in undecided if len(undecided) < len(found) else ():
         print(_line("open ", outcome))
-    if outcomes and len(undecided) == len(outcomes):
-        print(f"None of the paper's {len(outcomes)} statements is decided: few seeds, or wide intervals.")
-    if outcomes:
+    if found and len(undecided) == len(found):
+        print(f"None of the paper's {len(found)} statements is decided: few seeds, or wide intervals.")
+    if found:
         print()
 
 

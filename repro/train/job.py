@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from repro.errors import ConfigError, DataError
 from repro.runs.places import shown
@@ -35,7 +35,7 @@ def run(config: DictConfig) -> None:
         torch.set_num_threads(_threads(config.runtime.threads))
         slot = resources.worker_slot() if os.environ.get(resources.SLOTS) else contextlib.nullcontext()
         with slot:
-            outcome = execute(config, say)
+            outcome = execute(_grouped(config), say)
     except (ConfigError, DataError) as error:
         status, message, exit_code = "refused", str(error), 2
         if swept:
@@ -52,6 +52,15 @@ def run(config: DictConfig) -> None:
         note = "already there" if outcome.cached else message
         say(f"{outcome.status}: {note} | {shown(outcome.directory)}")
     sweep.note({"name": name, "status": status, "message": message})
+
+
+def _grouped(config: DictConfig) -> DictConfig:
+    """The config with the experiment of the command as W&B group, unless one is set."""
+    experiment = HydraConfig.get().runtime.choices.get("experiment")
+    if experiment not in (None, "null") and config.logger.get("group") is None:
+        with open_dict(config):
+            config.logger.group = str(experiment)
+    return config
 
 
 def _place() -> str:

@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+SINGLE = "single"  # group of runs that no experiment named
+
 
 class Mirror:
     """Sends metrics rows of one run to W&B; the connection is opened by the first row.
 
-    settings: config group `logger` (`mode` offline | online | disabled, `project`).  The run's id is its
-    identity and its group the scale and arm, so that a resumed run continues the same W&B run.
+    settings: config group `logger` (`mode` offline | online | disabled, `project`).  The run's id
+    is its identity, so that a resumed run continues the same W&B run; its group is the item that it was first
+    trained for (`group`, by default the experiment of the command), its job type the scale, its tags scale
+    and arm.
     """
 
     def __init__(
@@ -61,7 +65,9 @@ class Mirror:
             id=self.run_id,
             resume="allow",
             name=f"{self.config['arm']['name']}-seed{self.config['seed']}",
-            group=f"{self.config['scale']}/{self.config['arm']['name']}",
+            group=self.settings.get("group") or SINGLE,
+            job_type=str(self.config["scale"]),
+            tags=[str(self.config["scale"]), str(self.config["arm"]["name"])],
             config={k: v for k, v in self.config.items() if k not in ("paths", "hydra")},
             dir=str(self.directory),
             # No host, user, command line, code or environment leaves with the numbers.

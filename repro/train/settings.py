@@ -59,6 +59,10 @@ _PROGRESS: Rule = (
     lambda v: v is None or (_is_number(v) and v >= 0),
     "null (silent), or a number of at least 0",
 )
+_GROUP: Rule = (
+    lambda v: v is None or (isinstance(v, str) and v != ""),
+    "a name, or null for the experiment of the command",
+)
 _ROOT: Rule = (
     lambda v: v is None or isinstance(v, str),
     "a directory, or null for the project's root",
@@ -97,6 +101,7 @@ RULES: dict[str, Rule] = {
     "runtime.progress_seconds": _PROGRESS,
     "logger.mode": _one_of("offline", "online", "disabled"),
     "logger.project": _TEXT,
+    "logger.group": _GROUP,
     "paths.root": _ROOT,
     "paths.runs": _TEXT,
     "paths.data": _TEXT,
