@@ -20,7 +20,7 @@ STAMP   := $(VENV)/.installed
 ITEMS   := table1 table2 table3 table4 table5 fig3 fig4 fig5 fig6 fig7 fig8 fig9 multiplier downstream interventions eps tradeoff
 
 .DEFAULT_GOAL := help
-.PHONY: help setup data reproduce all facts $(ITEMS) init lr lr_fairness published kernels traffic bench notebooks gpu-check smoke conformance test lint clean
+.PHONY: help setup data reproduce all facts $(ITEMS) init lr lr_fairness published kernels traffic bench report wandb-sync wandb-report notebooks gpu-check smoke conformance test lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F'\t' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -59,7 +59,7 @@ published: $(STAMP)  ## render every item from the paper's own numbers (no train
 	$(RUN) -m repro.reproduce render all --scale published
 
 all: $(STAMP)  ## every item at SCALE; SCALE=published renders only, in seconds
-	@if [ "$(SCALE)" = published ]; then $(MAKE) --no-print-directory published; else \
+	@if [ "$(SCALE)" = published ]; then $(MAKE) --no-print-directory published report; else \
 	  code=0; for item in $(filter-out table1 table3 table5 fig3,$(ITEMS)); do \
 	    $(MAKE) --no-print-directory $$item || code=$$?; done; exit $$code; fi
 
@@ -76,6 +76,16 @@ traffic: $(STAMP)  ## bytes that the Triton kernels move, counted in the interpr
 bench: $(STAMP)  ## time and peak memory of a training step by depth and width; alone on the machine
 	@code=0; $(PEERS) -m repro.bench steps || code=$$?; test $$code -le 1 || exit $$code; \
 	$(RUN) -m analysis.bench || exit $$?; exit $$code
+
+report: $(STAMP)  ## results/report.html: every item on one page, from what is rendered or committed
+	$(RUN) -m repro.reproduce report
+
+wandb-sync: $(STAMP)  ## send runs that were mirrored offline to W&B
+	$(RUN) -m repro.wandb_sync
+
+wandb-report: $(STAMP)  ## the sections of the report as a W&B report
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[report]'
+	$(RUN) -m repro.wandb_report
 
 notebooks: $(STAMP)  ## execute the notebooks: pages into notebooks/executed (.ipynb and HTML where Jupyter is installed)
 	$(RUN) -m repro.notebooks
