@@ -76,15 +76,18 @@ class RecencyBias(LogitReads):
         newest = self.plan.completed(l) - 1 + (self.plan.outputs_in_partial(l) > 0)
         return [max(newest - i, 0) for i in range(len(self.plan.ends) + 1)]
 
-    def _offsets(self, reads: int | slice | list[int], sources: int | list[int]) -> Tensor:
+    def _offsets(
+        self, reads: int | slice | list[int], sources: int | list[int], dtype: torch.dtype
+    ) -> Tensor:
         """What is added to the logits of complete sources, less what the latest source would get."""
         distances = self.distances[reads, sources]
         if self.bias == "slope":
             assert self.slope is not None
-            return -self.slope * distances
+            return -self.slope * distances.to(dtype)
+        biases = self.biases.to(dtype)
         if self.bias == "latest":
-            return -self.biases[reads] * (distances > 0)
-        return F.pad(self.biases, (1, 0))[distances]
+            return -biases[reads] * (distances > 0)
+        return F.pad(biases, (1, 0))[distances]
 
     def _score(
         self,
@@ -96,12 +99,12 @@ class RecencyBias(LogitReads):
     ) -> tuple[Tensor, Tensor]:
         logits, source = super()._score(state, reads, source, addend, index)
         if index is not None:
-            logits = logits + self._offsets(rows_of(reads), index).to(logits.dtype).unsqueeze(-1)
+            logits = logits + self._offsets(rows_of(reads), index, logits.dtype).unsqueeze(-1)
         return logits, source
 
     def logits(self, l: int, sources: Sequence[Tensor], query: Tensor, gain: Tensor | None) -> Tensor:
         found = super().logits(l, sources, query, gain)
-        offsets = self._offsets(l, list(self._visible[l])).to(found.dtype)
+        offsets = self._offsets(l, list(self._visible[l]), found.dtype)
         offsets = F.pad(offsets, (0, len(sources) - len(offsets)))  # the partial sum
         return found + offsets.view(-1, *(1 for _ in found.shape[1:]))
 
