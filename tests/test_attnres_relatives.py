@@ -439,6 +439,8 @@ def test_facts_name_the_relative_and_its_sources() -> None:
     }  # fmt: skip
     assert make(RecencyBias, 6, block_size=2).facts().source == AttnRes(6, 4, block_size=2).facts().source
     assert make(RecencyBias, 6).facts().source == "[h[1]..h[l-1]]"
+    assert make(RecencyBias, 6, block_size=2).facts().system == "AttnRes, recency bias, blocks"
+    assert make(Temperature, 6, block_size=2).facts().system == "AttnRes, learned temperature, blocks"
 
 
 def test_flops_count_low_rank_scores() -> None:

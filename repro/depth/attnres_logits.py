@@ -9,7 +9,6 @@ the latest, so where it is merged into a history nothing is to be added.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.nn import functional as F
 from repro.depth.attnres import AttnRes
 from repro.depth.base import tagged
 from repro.depth.facts import DYNAMIC, SchemeFacts
-from repro.depth.logit_reads import LogitReads
+from repro.depth.logit_reads import LogitReads, relative_facts
 from repro.depth.phased import AttnResState, rows_of
 from repro.errors import ConfigError
 
@@ -40,8 +39,8 @@ class RecencyBias(LogitReads):
         system="AttnRes, recency bias",
         weight=DYNAMIC,
         source="[h[1]..h[l-1]]",
-        update="h[l] ~ sum_i phi(w[l],k[i]) exp(b[l-i]) v[i]",
-        update_tex=r"h_l \propto \sum_{i<l} \phi(w_l, k_i)\, e^{b_{l-i}} v_i",
+        update="h[l] ~ sum_i phi(w[l],k[i]) exp(r[l-i]) v[i]",
+        update_tex=r"h_l \propto \sum_{i<l} \phi(w_l, k_i)\, e^{r_{l-i}} v_i",
     )
     distances: Tensor
 
@@ -141,4 +140,4 @@ class Temperature(AttnRes):
         return query * torch.exp(-self.log_temperatures[l].to(query.dtype))
 
     def facts(self) -> SchemeFacts:
-        return replace(self.FACTS, source=super().facts().source)
+        return relative_facts(self.FACTS, super().facts())

@@ -23,6 +23,12 @@ from repro.ops.precision import full_precision
 from repro.ops.reference import compute_dtype, fold, keys, split_heads
 
 
+def relative_facts(own: SchemeFacts, attnres: SchemeFacts) -> SchemeFacts:
+    """What a relative states, with the sources that AttnRes has under the same options, named if blocks."""
+    blocks = attnres.system != own.system  # AttnRes renames what it is given where it forms blocks
+    return replace(own, source=attnres.source, system=own.system + (", blocks" if blocks else ""))
+
+
 class LogitReads(AttnRes):
     """AttnRes whose logits are formed apart from its weights; `act` must be softmax, the rest as there."""
 
@@ -34,8 +40,7 @@ class LogitReads(AttnRes):
             raise ConfigError("runtime.backend", self.backend, "one that gives logits (not a package's read)")
 
     def facts(self) -> SchemeFacts:
-        """As the class states them, with the sources that the options leave."""
-        return replace(self.FACTS, source=super().facts().source)
+        return relative_facts(self.FACTS, super().facts())
 
     def logits(self, l: int, sources: Sequence[Tensor], query: Tensor, gain: Tensor | None) -> Tensor:
         """Logits [S, ..., H] of read l, a query being [D] or [..., D]; of the definition, for `per_read`."""
