@@ -17,6 +17,7 @@ from repro.depth.base import DepthMixer
 from repro.depth.denseformer import DenseFormer
 from repro.depth.facts import DYNAMIC, FIXED
 from repro.depth.hyper_connections import MHC, MHCLite
+from repro.depth.logit_reads import WeighedReads
 from repro.depth.matrix import DepthMatrix, depth_matrix
 from repro.depth.prenorm import PreNorm
 from repro.model.locate import locate
@@ -58,14 +59,18 @@ def mean(found: DepthMatrix) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ARMS)
 def test_every_arm_is_its_matrix(name: str) -> None:
-    """sum_i M[l, i] v_i is the read of every token, and the diagonal has no zero: ordinary rank L."""
-    found = Network().matrix(arm(name))
+    """sum_i M[l, i] v_i is the read of every token, and the diagonal has no zero: ordinary rank L.
+
+    Sparse weights may be zero, there too.
+    """
+    mixer = arm(name)
+    found = Network().matrix(mixer)
     assert found.residual < 1e-12
     weights = found.weights
     assert weights.shape[:2] == (L + 1, L + 1)
     assert torch.equal(weights, weights.flatten(2).movedim(-1, 0).tril().movedim(0, -1).view_as(weights))
     for token in weights.mean(2).flatten(2).movedim(-1, 0):
-        assert ordinary_rank(token.numpy()[:-1, :-1]) == L
+        assert ordinary_rank(token.numpy()[:-1, :-1]) == L or isinstance(mixer, WeighedReads)
 
 
 @pytest.mark.parametrize("name", ARMS)

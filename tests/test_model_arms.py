@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from repro.depth.attnres import AttnRes
+from repro.depth.logit_reads import WeighedReads
 from repro.depth.prenorm import PreNorm
 from repro.model.decoder import Decoder
 from repro.model.init import generator_for
@@ -121,7 +122,9 @@ def test_every_parameter_gets_a_gradient_unless_listed(config: DictConfig, arm: 
     for name, parameter in decoder.mixer.named_parameters():
         assert parameter.grad is not None
         without |= {f"mixer.{name}[{l}]" for l, row in enumerate(parameter.grad) if not row.any()}
-    assert without == {f"mixer.{name}" for name in decoder.mixer.parameters_without_gradient()}
+    listed = {f"mixer.{name}" for name in decoder.mixer.parameters_without_gradient()}
+    # With sparse weights, a sublayer may be read by no token.
+    assert without == listed or (isinstance(decoder.mixer, WeighedReads) and listed < without)
 
 
 # Zero queries are PreNorm, up to eps

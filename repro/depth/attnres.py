@@ -171,13 +171,19 @@ class AttnRes(PhasedReads):
         else:
             query = self._projected_query(state, l, sources[-1])
             gain = None if self.key_gains is None else self.key_gains[l]
-        mixed, weights = ops.depth_mix(
-            sources, query, key_weight=gain, act=self.act, backend=self.backend, **self._norm
-        )
+        mixed, weights = self._mix_sources(l, sources, query, gain)
         self.record(l, weights)
         if self.frozen:
             return self._weighted_sum(sources, self.held(weights))
         return mixed
+
+    def _mix_sources(
+        self, l: int, sources: Sequence[Tensor], query: Tensor, gain: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Read l of its sources by a query, [D] or [B, T, D], and the weights [S, H, B, T]."""
+        return ops.depth_mix(
+            sources, query, key_weight=gain, act=self.act, backend=self.backend, **self._norm
+        )
 
     @staticmethod
     def _weighted_sum(sources: Sequence[Tensor], weights: Tensor) -> Tensor:

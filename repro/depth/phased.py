@@ -24,6 +24,12 @@ from repro.ops.precision import full_precision
 READS_PER_GROUP, READS_PER_GROUP_OF_FULL = (8, 4), (16, 4)
 
 
+def rows_of(reads: Sequence[int]) -> slice | list[int]:
+    """Index of ascending rows; a slice where they are adjacent, so that nothing is copied."""
+    first, last = reads[0], reads[-1]
+    return slice(first, last + 1) if last - first + 1 == len(reads) else list(reads)
+
+
 class AttnResState(NamedTuple):
     """Sources, the partial sum of the open block, and what the execution has computed ahead."""
 
@@ -76,25 +82,38 @@ class PhasedReads(DepthMixer):
 
     def _add_source(self, state: AttnResState, output: Tensor, partial: Tensor | None) -> AttnResState:
         """Complete a source and score it against the reads that will see it, in the pieces they use."""
-        assert state.stacked is not None
-        reads, pieces = self._pieces[len(state.scores)]
+        index = len(state.scores)
+        reads, pieces = self._pieces[index]
         source = output if partial is None else partial
         scores: dict[int, Tensor] = {}
         if reads:
-            contiguous = reads[-1] - reads[0] + 1 == len(reads)
-            rows = state.stacked[reads[0] : reads[-1] + 1] if contiguous else state.stacked[list(reads)]
             addend = None if partial is None else output
-            assert state.ops is not None
-            with full_precision(source.device):
-                logits, source = state.ops.score(source, rows, self._keys, addend)
-            if self.act == "sigmoid_normalized":  # a softmax of log-sigmoids: no further case below
-                logits = ops.log_sigmoid(logits)
+            logits, source = self._score(state, reads, source, addend, index)
             parts = logits.split([size for _, size in pieces], -2)
             scores = {start: part for (start, _), part in zip(pieces, parts, strict=True)}
         elif partial is not None:
             source = partial + output
         sources = (source,) if not state.scores else (*state.sources, source)
         return state._replace(sources=sources, partial=None, latest=None, scores=(*state.scores, scores))
+
+    def _score(
+        self,
+        state: AttnResState,
+        reads: Sequence[int],
+        source: Tensor,
+        addend: Tensor | None,
+        index: int | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [..., R, H] of a source plus addend for some reads, and that source to go on with.
+
+        index: of a complete source; None for the partial sum of the open block.
+        """
+        assert state.stacked is not None
+        assert state.ops is not None
+        with full_precision(source.device):
+            logits, source = state.ops.score(source, state.stacked[rows_of(reads)], self._keys, addend)
+        # A softmax of log-sigmoids: no further case where these are mixed.
+        return ops.log_sigmoid(logits) if self.act == "sigmoid_normalized" else logits, source
 
     def _mix_group(self, state: AttnResState, level: int, group: range) -> AttnResState:
         """Phase 1: mix what no outer level has mixed yet, for all reads of a group at once."""
@@ -160,11 +179,15 @@ class PhasedReads(DepthMixer):
             self._record_ahead(state, l)
         return mixed, state
 
+    @property
+    def _logits_in_merge(self) -> bool:
+        """Whether the logit of a partial sum is one that the `merge` of a backend computes itself."""
+        return self.act != "sigmoid_normalized"
+
     def _merge(self, state: AttnResState, l: int, prior: History) -> tuple[Tensor, Tensor]:
         """Read l of its history and the partial sum, and that partial sum with the latest output in it."""
         assert state.latest is not None
-        assert state.stacked is not None
-        if self.act != "sigmoid_normalized":
+        if self._logits_in_merge:
             assert state.ops is not None
             with full_precision(state.latest.device):
                 return state.ops.merge(
@@ -172,11 +195,9 @@ class PhasedReads(DepthMixer):
                 )
         source = state.latest if state.partial is None else state.partial
         addend = None if state.partial is None else state.latest
-        logits, source = ops.score(
-            source, state.stacked[l : l + 1], self._keys, addend=addend, backend=self.backend
-        )
+        logits, source = self._score(state, (l,), source, addend, None)
         (read,), (source,) = ops.mix(
-            [source], [ops.log_sigmoid(logits)], [prior], dtype=source.dtype, backend=self.backend
+            [source], [logits], [prior], act=self._mix_act, dtype=source.dtype, backend=self.backend
         )
         return read.mixed, source
 
@@ -188,8 +209,7 @@ class PhasedReads(DepthMixer):
             start = max(start for start, _ in self._pieces[i][1] if start <= l)
             logits.append(state.scores[i][start][..., l - start, :])
         if state.partial is not None:
-            own, _ = ops.score(state.partial, state.queries[l].unsqueeze(0), self._keys, backend=self.backend)
-            own = ops.log_sigmoid(own) if self.act == "sigmoid_normalized" else own
+            own, _ = self._score(state, (l,), state.partial, None, None)
             logits.append(own.squeeze(-2))
         stack = torch.stack(logits)
         weights = stack.sigmoid() if self.act == "sigmoid" else stack.softmax(0)
