@@ -22,7 +22,9 @@ _DASHES = {"exact": "-", "keep_eps": (0, (4, 2))}
 def convert_figure(data: ConvertData, title: str) -> Figure:
     """Lines: means over seeds, thin ones: single seeds; dashed: eps kept. Left: loss; right: difference."""
     arms = list(dict.fromkeys(row.arm for row in data.rows if row.arm != BASELINE))
-    colours = {arm: _COLOURS[place % len(_COLOURS)] for place, arm in enumerate(arms)} | {BASELINE: style.GREY}
+    colours = {arm: _COLOURS[place % len(_COLOURS)] for place, arm in enumerate(arms)} | {
+        BASELINE: style.GREY
+    }
     with style.styled():
         figure, (loss, gain) = style.new_figure(10.6, 4.7, 2)
         for row in data.rows:

@@ -49,9 +49,7 @@ def zoo_figure(data: Zoo, title: str) -> Figure:
         memory.set_xlabel("peak memory of a step\n(PreNorm = 1)")
         _parameters(parameters, data, places)
         figure.text(0.1 / width, 1 - 0.1 / height, title, fontsize=11.5, weight="bold", va="top")
-        figure.legend(
-            handles=_legend(loss, data), loc="lower left", ncols=4, borderaxespad=0.3, fontsize=8.5
-        )
+        figure.legend(handles=_legend(loss, data), loc="lower left", ncols=4, borderaxespad=0.3, fontsize=8.5)
         return figure
 
 
@@ -129,9 +127,7 @@ def _step_time(entry: Entry) -> float | None:
     return entry.step_time.ratio if entry.step_time else None
 
 
-def _costs(
-    axes: Axes, data: Zoo, places: dict[str, int], value: Callable[[Entry], float | None]
-) -> None:
+def _costs(axes: Axes, data: Zoo, places: dict[str, int], value: Callable[[Entry], float | None]) -> None:
     axes.axvline(1, color=style.PRENORM, lw=1.1, zorder=1)
     found = []
     for entry in data.entries:

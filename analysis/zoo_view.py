@@ -71,8 +71,8 @@ def standing_notes(data: Zoo) -> list[str]:
     """How to read the columns."""
     compared = sum(entry.difference is not None for entry in data.entries)
     notes = [
-        f"Scale: {data.scale}. Validation loss in nats per token; differences over paired seeds, 95 %: t over "
-        "two or more, with one over validation documents alone, which says nothing about other seeds. "
+        f"Scale: {data.scale}. Validation loss in nats per token; differences over paired seeds, 95 %: t "
+        "over two or more, with one over validation documents alone, which says nothing about other seeds. "
         "Learning rate and initialisation were chosen under PreNorm; no arm was tuned.",
         f"{compared} arms are compared with PreNorm: of as many without any effect {compared / 20:.1f} would "
         "exclude zero by chance, which p (Holm) allows for "

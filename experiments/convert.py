@@ -75,7 +75,7 @@ ITEM = PaperItem(
     title=TITLE,
     claim=(
         "Not in the paper, which trains from nothing: with zero queries and the norms' eps divided by the "
-        "squared number of sources, AttnRes takes over a trained PreNorm model without any loss, and can go on."
+        "squared number of sources, AttnRes takes over a trained PreNorm model and loses nothing."
     ),
     experiment=NAME,
     arms=("prenorm", "block_s4", "full"),

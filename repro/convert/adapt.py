@@ -1,6 +1,6 @@
 """A short adaptation: a converted run and the continued PreNorm run that it is compared with.
 
-Both start from the same trained weights, see the batches that follow those of their parent, in the same order,
+Both start from the same trained weights, see the batches that follow those of their parent in the same order
 and have the parent's optimizer and schedule anew: peak learning rate, warm-up and decay over the new steps,
 moments from zero. They are runs like any other, under the scale ``<scale>/convert``, with a node `start` in
 their identity: the parent's run id, the method, and the step of the parent. What a conversion did to the loss
@@ -44,8 +44,10 @@ def check_overrides(overrides: Sequence[str]) -> None:
     """ConfigError for a setting that a conversion takes from its parent."""
     for override in overrides:
         key, _, value = override.partition("=")
-        if key.partition(".")[0] not in (*FREE, "data") or key == "data":
-            raise ConfigError(key, value, f"as in the run; a conversion may set {', '.join(FREE)} and data.path")
+        if key.partition(".")[0] not in FREE and key != "data.path":
+            raise ConfigError(
+                key, value, f"as in the run; a conversion may set {', '.join(FREE)} and data.path"
+            )
 
 
 def child_config(
@@ -70,6 +72,7 @@ def child_config(
         config.start = {"run": run_id, "method": method, "step": step}
         config.budget = {**parent.budget, "tokens": steps * parent.budget.batch_size * parent.budget.context}
         config.data.pop("fingerprint", None)
+    OmegaConf.set_struct(config, False)  # a key that does not exist is refused where all settings are checked
     merged = OmegaConf.merge(config, OmegaConf.from_dotlist(keys))
     assert isinstance(merged, DictConfig)
     return merged
@@ -99,7 +102,7 @@ class Conversion:
 
     def adapt(self) -> Outcome:
         """Train the converted weights for the asked steps, or return the run from the cache."""
-        config, _ = with_data(self.config, self.say)
+        config, _ = with_data(self.config, _silent)
         if config.data.fingerprint != self.trained.shards.fingerprint:
             raise DataError(
                 f"data.fingerprint is {config.data.fingerprint[:12]}, but run {self.trained.run.run_id} was "
@@ -135,6 +138,10 @@ class Conversion:
             },
         )
         self.say(f"validation {before:.4f} before the conversion, {after:.4f} after it")
+
+
+def _silent(_: str) -> None:
+    """`execute` says it again."""
 
 
 def _loss(decoder: Decoder, windows: ValidationWindows) -> float:

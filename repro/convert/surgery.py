@@ -32,7 +32,10 @@ _ROUNDING = 1e-10
 
 def check_parent(decoder: Decoder, arm: str) -> None:
     """ConfigError unless a decoder is PreNorm's: no parameters in its scheme, every read the running sum."""
-    mixer, allowed = decoder.mixer, "a run of PreNorm (arm prenorm), the only one that a conversion starts from"
+    mixer, allowed = (
+        decoder.mixer,
+        "a run of PreNorm (arm prenorm), the only one that a conversion starts from",
+    )
     factors = None if mixer.post_norm or list(mixer.parameters()) else _factors(_double(decoder).mixer)
     if factors is None or not all(_same(factor, 1.0) for factor in factors):
         raise ConfigError("run", arm, allowed)

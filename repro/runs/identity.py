@@ -38,7 +38,7 @@ IDENTITY_NODES = (
     "data_seed",
     "semantics",
 )
-# Part of the identity where they are there: what a run that starts from another's weights has beside the rest.
+# Part of the identity where they are there; `start`: the run whose weights a run starts from, and how.
 OPTIONAL_NODES = ("start",)
 # The row's text and its place in the table say nothing about training; the name stays, so that an id is
 # found under one arm only.
