@@ -167,13 +167,13 @@ def convert_data(
 def _pair(run: RunRow, control: RunRow | None) -> Pair | None:
     try:
         record: dict[str, Any] = read_json(run.directory / RECORD)
-        numbers = [float(record[f"val_loss_{when}"]) for when in ("before", "after")]
+        before, after = float(record["val_loss_before"]), float(record["val_loss_after"])
         deviation = float(record["logit_deviation"])
     except FileNotFoundError:
         return None
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{run.directory / RECORD}: not the record of a conversion ({error})") from None
-    return Pair(run, control, *numbers, deviation, _curve(run), _curve(control) if control else {})
+    return Pair(run, control, before, after, deviation, _curve(run), _curve(control) if control else {})
 
 
 def _curve(run: RunRow) -> dict[int, float]:

@@ -16,11 +16,14 @@ from analysis.convert import ConvertData, Row
 from analysis.convert_view import METHOD_TEXT
 
 _COLOURS = (style.BLUE, style.GREEN, style.ORANGE, style.PURPLE, style.SKY, style.VERMILION)
-_DASHES = {"exact": "-", "keep_eps": (0, (4, 2))}
+_DASHES = {"exact": "-", "keep_eps": (0, (3, 2))}
 
 
 def convert_figure(data: ConvertData, title: str) -> Figure:
-    """Lines: means over seeds, thin ones: single seeds; dashed: eps kept. Left: loss; right: difference."""
+    """Lines: means over seeds, thin ones: single seeds; dashed with rings: eps kept.
+
+    Left: loss; right: its difference to the continued run, whose line is broad since others lie on it.
+    """
     arms = list(dict.fromkeys(row.arm for row in data.rows if row.arm != BASELINE))
     colours = {arm: _COLOURS[place % len(_COLOURS)] for place, arm in enumerate(arms)} | {
         BASELINE: style.GREY
@@ -44,7 +47,7 @@ def convert_figure(data: ConvertData, title: str) -> Figure:
         gain.set_title("Difference to the continued run", fontsize=10)
         handles, labels = loss.get_legend_handles_labels()
         figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, weight="bold")
-        figure.legend(handles, labels, loc="lower center", ncols=3)
+        figure.legend(handles, labels, loc="lower center", ncols=3, handlelength=3.5)
         rows = -(-len(labels) // 3)
         figure.tight_layout(rect=(0, 0.02 + 0.055 * rows, 1, 0.98))
         return figure
@@ -62,4 +65,8 @@ def _draw(axes: Axes, curves: Sequence[Mapping[int, float]], row: Row, colour: s
     method = "" if row.arm == BASELINE else f", {METHOD_TEXT.get(row.method, row.method)}"
     name = "continued PreNorm" if row.arm == BASELINE else row.label
     seeds = f" ({len(curves)} seed{'s' * (len(curves) != 1)})"
-    axes.plot(steps, mean, marker="o", ms=4, lw=1.6, zorder=3, label=name + method + seeds, **how)
+    if row.arm == BASELINE:
+        how |= {"lw": 5, "alpha": 0.4, "ms": 0}
+    elif row.method == "keep_eps":
+        how |= {"lw": 1.6, "ms": 8, "mfc": "none"}
+    axes.plot(steps, mean, marker="o", label=name + method + seeds, zorder=3, **{"lw": 1.6, "ms": 4, **how})

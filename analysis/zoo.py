@@ -22,12 +22,21 @@ _METHOD = "AttnRes"
 
 @dataclass(frozen=True)
 class Member:
-    """An arm of the zoo before any run: text, the arm it varies, its system; "" where the facts lack it."""
+    """An arm of the zoo before any run: text, the arm it varies, its system; "" where the facts lack it.
+
+    scheme: dotted name of its class.
+    """
 
     arm: str
     label: str
     parent: str | None
     system: str
+    scheme: str = ""
+
+    @property
+    def module(self) -> str:
+        """The file of its class."""
+        return self.scheme.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -77,17 +86,19 @@ class Zoo:
         return next((entry for entry in self.entries if entry.row.spec.name == arm), None)
 
     @property
-    def num_seeds(self) -> int:
-        """Seeds of PreNorm."""
-        baseline = self.entry(BASELINE)
-        return len(baseline.row.done) if baseline else 0
+    def seeds_text(self) -> str:
+        """How many seeds the finished arms have: ``1 seed``, ``1 to 3 seeds``."""
+        counts = {len(entry.row.done) for entry in self.entries if entry.row.done} or {0}
+        low, high = min(counts), max(counts)
+        return (f"{low} to {high}" if low < high else f"{high}") + f" seed{'s' * (high != 1)}"
 
 
 def group_of(arm: str, members: Mapping[str, Member], printed: Mapping[str, str]) -> str:
     """The group of an arm; printed: system -> group of the paper's Table 5.
 
     A system of AttnRes is a relative if it is not printed, or if the arm varies another one of the printed
-    system; so is whatever varies an AttnRes arm.
+    system; so is whatever varies an AttnRes arm. Any other system that is not printed goes with those of its
+    file that are (static HC with HC), else to related work.
     """
     member = members[arm]
     ancestors = _ancestors(member, members)
@@ -98,6 +109,9 @@ def group_of(arm: str, members: Mapping[str, Member], printed: Mapping[str, str]
         return printed[member.system]
     if varies_method:
         return RELATIVES
+    siblings = [m for m in members.values() if m.module == member.module != "" and m.system in printed]
+    if siblings:
+        return printed[siblings[0].system]
     return RELATED if member.system else UNKNOWN
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from analysis import style
@@ -170,7 +171,7 @@ def _compact(value: int) -> str:
 
 
 def _legend(axes: Axes, data: Zoo) -> list[Any]:
-    handles = []
+    handles: list[Any] = []
     kinds = {entry.difference.kind for entry in data.entries if entry.difference}
     bar: Any = {"marker": "o", "color": style.OURS, "lw": 2, "ms": 5, "mew": 1.3}
     if "seeds" in kinds:
@@ -181,5 +182,11 @@ def _legend(axes: Axes, data: Zoo) -> list[Any]:
     if any(math.isfinite(value) for value in paper):
         how: Any = {"mfc": "none", "mec": style.PAPER, "mew": 1.2, "ms": 4.5}
         handles += axes.plot([], [], "D", label="paper (Table 4)", **how)
-    handles.append(axes.bar(0, 0, label="no result, or not measured", **_HATCH)[0])
+    lacks = any(
+        None in (e.step_time, e.memory, e.extra_parameters)
+        or (e.difference is None and e.row.spec.name != BASELINE)
+        for e in data.entries
+    )
+    if lacks:
+        handles.append(Patch(label="no result, or not measured", **_HATCH))
     return handles

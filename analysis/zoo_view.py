@@ -24,7 +24,8 @@ def tables(data: Zoo, title: str, notes: Sequence[str], *, wide: bool) -> list[T
     columns += [Column("p", "p (Holm)")] if wide else []
     columns += [Column("paper", "paper"), Column("step", "step ×"), Column("memory", "memory ×")]
     columns += [Column("parameters", "extra parameters" if wide else "parameters")]
-    rows, starts = [], []
+    rows: list[dict[str, str]] = []
+    starts: list[int] = []
     for group in data.groups:
         starts.append(len(rows))
         rows.append({**dict.fromkeys((c.key for c in columns), ""), "label": f"[{group}]"})
@@ -34,7 +35,7 @@ def tables(data: Zoo, title: str, notes: Sequence[str], *, wide: bool) -> list[T
 
 def records(data: Zoo) -> list[dict[str, object]]:
     """One csv record per arm, every digit kept; empty where nothing was measured."""
-    found = []
+    found: list[dict[str, object]] = []
     for entry in data.entries:
         row, ours, time = entry.row, entry.difference, entry.step_time
         has_interval = ours is not None and math.isfinite(ours.low)
@@ -74,11 +75,14 @@ def standing_notes(data: Zoo) -> list[str]:
         f"Scale: {data.scale}. Validation loss in nats per token; differences over paired seeds, 95 %: t "
         "over two or more, with one over validation documents alone, which says nothing about other seeds. "
         "Learning rate and initialisation were chosen under PreNorm; no arm was tuned.",
-        f"{compared} arms are compared with PreNorm: of as many without any effect {compared / 20:.1f} would "
-        "exclude zero by chance, which p (Holm) allows for "
-        f"(paired t test, all arms of {MIN_SEEDS} seeds or more as one family; in csv and Markdown).",
         "parameters: beside PreNorm's, whole model. paper: Table 4, where it has the arm.",
     ]
+    if any(entry.p_holm is not None for entry in data.entries):
+        notes.append(
+            f"{compared} arms are compared with PreNorm: of as many without any effect {compared / 20:.1f} "
+            "would exclude zero by chance, which p (Holm) allows for "
+            f"(paired t test, all arms of {MIN_SEEDS} seeds or more as one family; in csv and Markdown)."
+        )
     if any(entry.row.status.startswith("diverged") for entry in data.entries):
         notes.append("diverged: the loss was no longer finite at that step; such a run is a result.")
     return notes

@@ -45,7 +45,8 @@ def members(source: Source) -> list[Member]:
     found = []
     for name in arms():
         arm = yaml.safe_load((CONF / "arm" / f"{name}.yaml").read_text(encoding="utf-8"))
-        found.append(Member(name, arm["label"], arm["parent"], systems.get(name, "")))
+        scheme = arm["mixer"]["_target_"]
+        found.append(Member(name, arm["label"], arm["parent"], systems.get(name, ""), scheme))
     return found
 
 
@@ -81,8 +82,7 @@ def measured(source: Source) -> tuple[Zoo, list[str]]:
 def render(source: Source) -> Rendered:
     """One table and one picture over all of them."""
     data, how = measured(source)
-    seeds = data.num_seeds
-    title = f"{TITLE} (scale {source.scale}, {seeds} seed{'s' * (seeds != 1)})"
+    title = f"{TITLE} (scale {source.scale}, {data.seeds_text})"
     notes = [*zoo_view.standing_notes(data), *how, *data.notes]
     return Rendered(
         records=zoo_view.records(data),

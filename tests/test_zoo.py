@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,13 +48,15 @@ def test_groups_by_hand() -> None:
         ("mudd", "prenorm", "MUDDFormer"),
         ("new", "prenorm", ""),
     )
+    found["mhc"] = replace(found["mhc"], scheme="depth.hc.MHC")
+    found["hc_static"] = Member("hc_static", "", "prenorm", "HC (static)", "depth.hc.HC")  # not printed
     expected = {
-        "prenorm": "single state", "mhc": "multi state", "full": "cross-layer", "full_topk": RELATIVES,
+        "prenorm": "single state", "mhc": "multi state", "hc_static": "multi state", "full": "cross-layer", "full_topk": RELATIVES,
         "lr": RELATIVES, "gated": RELATIVES, "mudd": RELATED, "new": UNKNOWN,
     }  # fmt: skip
     assert {arm: group_of(arm, found, PRINTED) for arm in found} == expected
     order = [member.arm for _, member in ordered(list(found.values())[::-1], PRINTED)]
-    assert order == ["prenorm", "mhc", "full", "full_topk", "gated", "lr", "mudd", "new"]
+    assert order == ["prenorm", "mhc", "hc_static", "full", "full_topk", "gated", "lr", "mudd", "new"]
 
 
 def runs_with_costs(root: Path) -> Source:
@@ -112,9 +115,8 @@ def test_text_and_picture(tmp_path: Path) -> None:
     assert {"diverged at step 7", "cross-layer"} <= set(drawn)
     hatched = [sum(bool(patch.get_hatch()) for patch in axes.patches) for axes in rendered.figure.axes]
     n = len(zoo.ITEM.arms)
-    # No loss but for Full, mHC and PreNorm; time of three, memory of two; parameters of four. The legend's
-    # patch counts once, in the first panel.
-    assert hatched == [n - 3 + 1, n - 3, n - 2, n - 4]
+    # No loss but for Full, mHC and PreNorm; time of three, memory of two; parameters of four.
+    assert hatched == [n - 3, n - 3, n - 2, n - 4]
     ours = [line for line in loss.lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
     fills = {round(float(line.get_xdata()[0]), 3): line.get_markerfacecolor() for line in ours}
     assert fills == {-0.098: style.OURS, -0.48: "white"}
