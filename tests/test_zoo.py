@@ -51,8 +51,8 @@ def test_groups_by_hand() -> None:
     found["mhc"] = replace(found["mhc"], scheme="depth.hc.MHC")
     found["hc_static"] = Member("hc_static", "", "prenorm", "HC (static)", "depth.hc.HC")  # not printed
     expected = {
-        "prenorm": "single state", "mhc": "multi state", "hc_static": "multi state", "full": "cross-layer", "full_topk": RELATIVES,
-        "lr": RELATIVES, "gated": RELATIVES, "mudd": RELATED, "new": UNKNOWN,
+        "prenorm": "single state", "mhc": "multi state", "hc_static": "multi state", "full": "cross-layer",
+        "full_topk": RELATIVES, "lr": RELATIVES, "gated": RELATIVES, "mudd": RELATED, "new": UNKNOWN,
     }  # fmt: skip
     assert {arm: group_of(arm, found, PRINTED) for arm in found} == expected
     order = [member.arm for _, member in ordered(list(found.values())[::-1], PRINTED)]
