@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -124,7 +125,8 @@ class Conversion:
 
     def _begin(self, run: Run, decoder: Decoder, windows: ValidationWindows) -> None:
         surgery.transfer(self.trained.decoder, decoder)
-        before, after = (_loss(model, windows) for model in (self.trained.decoder, decoder))
+        device = torch.device("cuda" if self.config.trainer.accelerator == "gpu" else "cpu")
+        before, after = (_loss(model, windows, device) for model in (self.trained.decoder, decoder))
         run.write_json(
             RECORD,
             {
@@ -144,8 +146,8 @@ def _silent(_: str) -> None:
     """`execute` says it again."""
 
 
-def _loss(decoder: Decoder, windows: ValidationWindows) -> float:
-    """Validation loss over all documents, nats per token."""
-    device = next(decoder.parameters()).device
-    sums = document_losses(decoder, windows, windows.num_documents, device)
+def _loss(decoder: Decoder, windows: ValidationWindows, device: torch.device) -> float:
+    """Validation loss over all documents, nats per token; the decoder comes back to the CPU."""
+    sums = document_losses(decoder.to(device), windows, windows.num_documents, device)
+    decoder.to("cpu")
     return float(summarise(sums, windows.tokens, windows.num_bytes, windows.source)["loss"])
