@@ -159,6 +159,11 @@ def _print_run(run: RunRow, scale: str) -> None:
 
 
 def _command(run: RunRow, scale: str) -> str:
+    if start := run.config.get("start"):  # from another run's weights
+        place = f"runs/{scale}/prenorm/{start['run']}"
+        budget = run.config["budget"]
+        steps = budget["tokens"] // (budget["batch_size"] * budget["context"])
+        return f"python -m repro.convert run={place} arm={run.arm} method={start['method']} steps={steps}"
     parts = [f"python -m repro.train arm={run.arm} scale={scale} seed={run.seed}"]
     parts += [
         f"{name}={getattr(run, name)}"

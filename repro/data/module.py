@@ -23,6 +23,7 @@ class TokenData(lightning.LightningDataModule):
     accumulation takes its share of those in turn, so neither the number of processes nor ``accumulate``
     changes what a step sees. Reading begins at the trainer's global step: a resumed run goes on with the
     batch that an uninterrupted one would see.
+    first: batches that count as seen before step 0, as in a run that goes on from another's weights.
     Errors: ConfigError if the batch does not divide by world times accumulate, or the context exceeds the
     corpus.
     """
@@ -36,11 +37,12 @@ class TokenData(lightning.LightningDataModule):
         data_seed: int,
         accumulate: int = 1,
         pin_memory: bool = False,
+        first: int = 0,
     ) -> None:
         super().__init__()
         self.shards, self.context, self.accumulate = shards, context, accumulate
         self.batches = Batches(shards, context, batch_size, data_seed)
-        self.pin_memory = pin_memory
+        self.pin_memory, self.first = pin_memory, first
 
     def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
         trainer = self.trainer
@@ -64,7 +66,7 @@ class _FromGlobalStep(IterableDataset[tuple[Tensor, Tensor]]):
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         data, rank, world = self._data, self._trainer.global_rank, self._trainer.world_size
-        k = self._trainer.global_step
+        k = data.first + self._trainer.global_step
         while True:
             inputs, targets = data.batches.batch(k)
             own_inputs, own_targets = inputs[rank::world], targets[rank::world]

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from repro.depth.base import BACKENDS, DepthMixer
 from repro.errors import ConfigError
 from repro.model.decoder import Decoder
+from repro.model.eps import divide_by_sources
 from repro.model.init import check_init, initialise
 from repro.model.locate import locate, refuse_unknown
 
@@ -27,6 +28,9 @@ def build_decoder(config: DictConfig, device: str = "cpu") -> Decoder:
     """
     model = _node(config, "model")
     init = model.pop("init", None)
+    eps_by_sources = model.pop("eps_by_sources", False)
+    if not isinstance(eps_by_sources, bool):
+        raise ConfigError("model.eps_by_sources", eps_by_sources, "true or false")
     for key, allowed in (("depth_execution", EXECUTIONS), ("backend", BACKENDS)):
         if config.runtime[key] not in allowed:
             raise ConfigError(f"runtime.{key}", config.runtime[key], f"one of {', '.join(allowed)}")
@@ -34,6 +38,8 @@ def build_decoder(config: DictConfig, device: str = "cpu") -> Decoder:
     check_init(init)
     with torch.device(device):
         decoder = Decoder(_mixer_factory(config), context=config.budget.context, **model)
+    if eps_by_sources:
+        divide_by_sources(decoder)
     return decoder if device == "meta" else initialise(decoder, init, int(config.init_seed))
 
 

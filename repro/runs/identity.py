@@ -38,6 +38,8 @@ IDENTITY_NODES = (
     "data_seed",
     "semantics",
 )
+# Part of the identity where they are there; `start`: the run whose weights a run starts from, and how.
+OPTIONAL_NODES = ("start",)
 # The row's text and its place in the table say nothing about training; the name stays, so that an id is
 # found under one arm only.
 PRESENTATION = ("arm.label", "arm.parent")
@@ -67,6 +69,9 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             raise ConfigError(name, value, "is part of every run's identity and must be set")
         nodes[name] = _canonical(name, value)
+    for name in OPTIONAL_NODES:
+        if config.get(name) is not None:
+            nodes[name] = _canonical(name, config[name])
     return nodes
 
 

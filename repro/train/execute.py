@@ -19,6 +19,7 @@ from repro.data.prepare import Prepared, prepare
 from repro.data.shards import Shards
 from repro.errors import ConfigError, DataError
 from repro.model.build import build_decoder
+from repro.model.decoder import Decoder
 from repro.model.lit import LitDecoder
 from repro.runs import DamagedRecord, Run, run_directory
 from repro.train import checkpoints, settings
@@ -32,6 +33,8 @@ from repro.train.schedule import Schedule, build_schedule
 from repro.train.trainer import build_trainer, diverged_step, fit, reason
 
 Say = Callable[[str], None]
+#: fills the weights of a run that has a `start` node and writes what it wants to its directory
+Begin = Callable[[Run, Decoder, ValidationWindows], None]
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,18 @@ class Parts:
     steps: int
 
 
-def execute(config: DictConfig, say: Say = print) -> Outcome:
+def execute(config: DictConfig, say: Say = print, begin: Begin | None = None) -> Outcome:
     """Train the run of this config, go on with it, or return it from the cache.
 
+    begin: called with the run, its decoder and all validation windows before the first step of a run that
+    starts from another's weights (config node `start`: run, method, step), which no other run has.
     Raises ConfigError or DataError for what the user can mend; any other failure is recorded in the run's
     status, its traceback goes to stderr, and it is returned.
     """
     settings.check(config)
+    if (config.get("start") is None) != (begin is None):
+        allowed = "absent; python -m repro.convert makes runs that start from another's weights"
+        raise ConfigError("start", config.get("start"), allowed)
     config, parts = _assemble(config, say)
     root = resolve_path(config, config.paths.runs)
     if not run_directory(config, root).exists():
@@ -80,7 +88,7 @@ def execute(config: DictConfig, say: Say = print) -> Outcome:
         if (cached := _cached(run)) is not None:
             return cached
         try:
-            return _train(config, parts, run, say)
+            return _train(config, parts, run, say, begin)
         except (ConfigError, DataError) as error:
             _note_failure(run, str(error))
             raise
@@ -121,6 +129,7 @@ def _assemble(config: DictConfig, say: Say) -> tuple[DictConfig, Parts]:
         data_seed=config.data_seed,
         accumulate=config.runtime.accumulate,
         pin_memory=config.trainer.accelerator == "gpu",
+        first=int((config.get("start") or {}).get("step", 0)),
     )
     subset = max(1, config.evaluation.subset_tokens // context)
     return config, Parts(
@@ -158,7 +167,7 @@ def _unreadable(run: Run, state: str) -> str | None:
     return next((name for name in sorted(names) if run.read_arrays(name) is None), None)
 
 
-def _train(config: DictConfig, parts: Parts, run: Run, say: Say) -> Outcome:
+def _train(config: DictConfig, parts: Parts, run: Run, say: Say, begin: Begin | None) -> Outcome:
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     runtime, budget = plain["runtime"], plain["budget"]
     if runtime["compile"]:
@@ -173,6 +182,8 @@ def _train(config: DictConfig, parts: Parts, run: Run, say: Say) -> Outcome:
     )
     write_meta(run, config, decoder, parts.prepared.fingerprint)
     resumed = checkpoints.resume_step(run, say)
+    if begin is not None and not resumed:
+        begin(run, decoder, parts.whole)
     mirror = Mirror(plain["logger"], plain, run.run_id, resolve_path(config, config.paths.runs) / ".wandb")
     tokens_per_step = budget["batch_size"] * budget["context"]
     recorder = Recorder(

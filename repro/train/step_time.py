@@ -21,6 +21,8 @@ import numpy as np
 import pandas as pd
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -45,7 +47,12 @@ def swept_arms(overrides: list[str]) -> list[str]:
     """Arms that an experiment's sweep names, in its order (or the one arm of a plain command)."""
     config = compose("train", overrides=overrides, return_hydra_config=True)
     listed = (config.hydra.sweeper.params or {}).get("arm")
-    return [name.strip() for name in str(listed).split(",")] if listed else [config.arm.name]
+    if not listed:
+        return [config.arm.name]
+    value = OverridesParser.create().parse_override(f"arm={listed}").value()
+    if isinstance(value, Glob):
+        return value.filter(sorted(path.stem for path in (config_directory() / "arm").glob("*.yaml")))
+    return [name.strip() for name in str(listed).split(",")]
 
 
 class Contestant:

@@ -1,0 +1,1 @@
+"""Checkpoint surgery: AttnRes started from a trained PreNorm checkpoint, and a short adaptation of both."""
