@@ -17,7 +17,7 @@ STAMP   := $(VENV)/.installed
 
 # Every table and figure (experiments/<name>.py): what it needs is trained at SCALE, then measured, then it is
 # rendered.
-ITEMS   := table1 table2 table3 table4 table5 fig3 fig4 fig5 fig6 fig7 fig8 fig9 multiplier downstream interventions eps tradeoff
+ITEMS   := table1 table2 table3 table4 table5 fig3 fig4 fig5 fig6 fig7 fig8 fig9 multiplier downstream interventions eps tradeoff zoo convert
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data reproduce all facts $(ITEMS) init lr lr_fairness published kernels traffic bench report wandb-sync wandb-report notebooks gpu-check smoke conformance test lint clean
@@ -116,6 +116,8 @@ step_time          = $(RUN) -m repro.train.step_time experiment=$(1) scale=$(SCA
 BEFORE_table4       = $(call step_time,table4)
 BEFORE_fig6         = $(call step_time,fig6)
 BEFORE_tradeoff     = $(call step_time,tradeoff) && $(RUN) -m repro.bench.step_memory experiment=tradeoff scale=$(SCALE)
+BEFORE_zoo          = $(call step_time,zoo) && $(RUN) -m repro.bench.step_memory experiment=zoo scale=$(SCALE)
+BEFORE_convert      = $(RUN) -m repro.convert scale=$(SCALE)
 BEFORE_fig9         = $(RUN) -m repro.train.matrices runs/$(SCALE)
 BEFORE_eps          = $(RUN) -m repro.train.eps_deviation scale=$(SCALE)
 BEFORE_interventions = $(RUN) -m repro.probe interventions scale=$(SCALE)
