@@ -140,7 +140,7 @@ class DDL(DepthMixer):
         if self.conv is not None:
             columns = _convolved(columns, shape, self.conv[l].to(columns.dtype))
         if self.read_weight is None:
-            return columns[:, 0]
+            return columns.squeeze(1)
         return gather(columns, self.read_weight[l].to(columns.dtype).expand(columns.shape[0], -1))
 
     def _gates(self, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
