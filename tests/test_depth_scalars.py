@@ -138,7 +138,7 @@ def test_residual_scalars_follow_their_definition(before: str) -> None:
 
 
 def test_the_matrix_of_residual_scalars() -> None:
-    """M[l, i] = r_i ... r_l; in column 0 also e_k r_{k+1} ... r_l of all k <= l. Rank 2: stream and embedding."""
+    """M[l, i] = r_i ... r_l; in column 0 also e_k r_{k+1} ... r_l of all k <= l. Rank 2: stream, embedding."""
     mixer = randomise(double(ResidualScalars, 8, 64))
     r, e = mixer.scalars.detach().numpy().T
     expected = np.zeros((9, 9))
@@ -156,7 +156,12 @@ def test_the_matrix_of_residual_scalars() -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "options"),
-    [(ANCRe, {}), (ANCRe, {"execution": "per_read"}), (ResidualScalars, {}), (ResidualScalars, {"before": "blocks"})],
+    [
+        (ANCRe, {}),
+        (ANCRe, {"execution": "per_read"}),
+        (ResidualScalars, {}),
+        (ResidualScalars, {"before": "blocks"}),
+    ],
 )
 def test_gradcheck_of_the_whole_pass(scheme: type[DepthMixer], options: dict[str, str]) -> None:
     toy = Toy(10, 3, embedding_std=1.0, output_std=1.0, tokens=(1, 2))

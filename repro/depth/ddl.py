@@ -1,4 +1,4 @@
-"""Deep Delta Learning (Table 5, "DDL"): a state of d_v columns, erased and written along what a sublayer says.
+"""Deep Delta Learning (Table 5, "DDL"): a state of d_v columns, erased and written along a sublayer's output.
 
 The state of a token is H [D, d_v] (here its transpose, d_v streams as rows). With k the sublayer's output at
 unit length, a gate beta in (0, 2) and a value v [d_v],
@@ -53,9 +53,9 @@ class DDLState(NamedTuple):
 class DDL(DepthMixer):
     """The delta rule over depth.
 
-    streams: d_v; with one, reads are the state itself.  value: `sigmoid` (4 sigmoid, as published) or `linear`.
-    value_input: v from what the sublayer reads, `raw` (as published) or `normed`.  conv: taps of a causal
-    depth-wise convolution over tokens before each read, 0 for none; starts as the identity.
+    streams: d_v; with one, reads are the state itself.  value: `sigmoid` (4 sigmoid, as published) or
+    `linear`.  value_input: v from what the sublayer reads, `raw` (as published) or `normed`.  conv: taps of a
+    causal depth-wise convolution over tokens before each read, 0 for none; starts as the identity.
     Errors: ConfigError for `arm.mixer.streams`, `.value`, `.value_input`, `.conv`.
     """
 
@@ -86,19 +86,18 @@ class DDL(DepthMixer):
                 raise ConfigError(f"arm.mixer.{key}", given, "must be " + " or ".join(allowed))
         if not isinstance(conv, int) or isinstance(conv, bool) or conv < 0:
             raise ConfigError("arm.mixer.conv", conv, "a number of taps, 0 for no convolution")
-        self.streams, self.value, self.value_input, self.taps = streams, value, value_input, conv
+        self.streams, self.value, self.value_input = streams, value, value_input
         self.gate = tagged(torch.zeros(num_sublayers, width), "scalar")
         self.gate_bias = tagged(torch.zeros(num_sublayers), "scalar")
         self.value_weight = tagged(torch.zeros(num_sublayers, streams, width), "scalar")
         self.value_bias = tagged(torch.zeros(num_sublayers, streams), "scalar")
         # Equal columns would stay equal: all that tells them apart is what is written into them.
         self.normal_init["value_weight"] = 0.5 * width**-0.5
-        self.read_weight = self.conv = None
-        if streams > 1:
-            self.read_weight = tagged(torch.full((num_sublayers + 1, streams), 1 / streams), "scalar")
-        if conv:
-            last = F.pad(torch.ones(num_sublayers + 1, 1, streams, width), (0, 0, 0, 0, conv - 1, 0))
-            self.conv = tagged(last, "scalar")
+        reads = num_sublayers + 1
+        mean = torch.full((reads, streams), 1 / streams)
+        self.read_weight = tagged(mean, "scalar") if streams > 1 else None
+        last = F.pad(torch.ones(reads, 1, streams, width), (0, 0, 0, 0, max(conv - 1, 0), 0))
+        self.conv = tagged(last, "scalar") if conv else None
 
     def begin(self, embedding: Tensor) -> DDLState:
         columns = embedding.reshape(-1, 1, self.width).expand(-1, self.streams, -1).contiguous()
@@ -156,13 +155,13 @@ class DDL(DepthMixer):
 
     def flops_per_token(self) -> float:
         n, width = self.streams, self.width
-        read = (2 * n if n > 1 else 0) + 2 * n * self.taps
+        read = (2 * n if n > 1 else 0) + (2 * n * self.conv.shape[1] if self.conv is not None else 0)
         write = 2 + 2 * (1 + n) + 2 + 2 * n + 2 * n  # norm and gates of x, norm of k, H^T k, add
         return float(width * (self.num_sublayers * write + (self.num_sublayers + 1) * read))
 
 
 def _convolved(columns: Tensor, shape: torch.Size, kernel: Tensor) -> Tensor:
-    """sum_k kernel[K - 1 - k] H[t - k] over earlier tokens t - k; columns [B T, d_v, D], kernel [K, d_v, D]."""
+    """sum_k kernel[K - 1 - k] H[t - k] over tokens up to t; columns [B T, d_v, D], kernel [K, d_v, D]."""
     by_token = columns.view(-1, shape[-2], *columns.shape[1:])
     total = by_token * kernel[-1]
     for k in range(1, min(len(kernel), shape[-2])):

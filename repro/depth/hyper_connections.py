@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections (Table 4, "mHC"), mHC-lite (Table 2) and mHC with A = I (section 6.2).
+"""Manifold-constrained hyper-connections (Table 4, "mHC"), mHC-lite (Table 2), mHC with A = I (section 6.2).
 
 The stream is n parallel streams x [n, D]. From x' = RMSNorm(vec x) each sublayer computes
     H_pre = sigmoid(a_pre x' phi_pre + b_pre)           [n]      what the sublayer reads:  H_pre x

@@ -37,7 +37,7 @@ class StreamMixer(DepthMixer):
         self.streams = streams
 
     def coefficients(self, streams: Tensor, l: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """alpha and beta [n, tokens] and A [n, n, tokens] (None: the identity) from streams [tokens, n, D]."""
+        """alpha, beta [n, tokens] and A [n, n, tokens] (None: the identity) from streams [tokens, n, D]."""
         raise NotImplementedError
 
     def begin(self, embedding: Tensor) -> State:
