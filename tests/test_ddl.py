@@ -24,7 +24,7 @@ def double(num_sublayers: int = L, width: int = WIDTH, **options: Any) -> DDL:
 
 
 def by_definition(mixer: DDL, toy: Toy, eps: float) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """H <- (I - beta k k^T) H + beta k v^T token by token, H [D, d_v]; also each v, and H^T k after the write."""
+    """H <- (I - beta k k^T) H + beta k v^T token by token, H [D, d_v]; also v and H^T k after each write."""
     n, D = mixer.streams, mixer.width
     out, values, there = torch.empty_like(toy.embedding), [], []
     for b, t in [(b, t) for b in range(2) for t in range(5)]:

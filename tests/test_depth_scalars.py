@@ -138,7 +138,7 @@ def test_residual_scalars_follow_their_definition(before: str) -> None:
 
 
 def test_the_matrix_of_residual_scalars() -> None:
-    """M[l, i] = r_i ... r_l; in column 0 also e_k r_{k+1} ... r_l of all k <= l. Rank 2: stream, embedding."""
+    """M[l, i] = r_i ... r_l; in column 0 also e_k r_{k+1} ... r_l of all k <= l. Rank 2: stream, x_0."""
     mixer = randomise(double(ResidualScalars, 8, 64))
     r, e = mixer.scalars.detach().numpy().T
     expected = np.zeros((9, 9))

@@ -6,8 +6,8 @@ in the columns-as-streams letters of Table 5) and does
 Static: the three are parameters, beta = 1, alpha = e_{l mod n}, A = I at the start. Dynamic: to the same
 numbers is added what each stream asks for,
     alpha + s_a tanh(x' w_a),   A + s_a tanh(x' W_A),   beta + s_b tanh(x' w_b),
-x' = RMSNorm(x_m) of each stream, w [D] and W_A [D, n], zero at the start, s_a = s_b = 0.01. The published norm has a
-gain; here it has none, since the projections that follow hold it.
+x' = RMSNorm(x_m) of each stream, w [D] and W_A [D, n], zero at the start, s_a = s_b = 0.01. The published
+norm has a gain; here it has none, since the projections that follow hold it.
 
 At the start this is PreNorm: streams that are equal to h stay equal under A = I and become h + f(h) under
 beta = 1, and e_{l mod n} reads one of them. So every read is PreNorm's exactly, and the last step gives n h:
