@@ -1,5 +1,7 @@
 """Hyper-Connections (Table 5, "HC"): n parallel streams whose connections are free, learned numbers.
 
+The constrained kinds (mHC) are in `hyper_connections`.
+
 With x [n, D] the streams of a token (rows), sublayer l has alpha_l [n], beta_l [n] and A_l [n, n] (all three
 in the columns-as-streams letters of Table 5) and does
     reads  h = alpha_l^T x        x <- A_l^T x + beta_l f(h)^T.
