@@ -13,7 +13,7 @@ norm has a gain; here it has none, since the projections that follow hold it.
 
 At the start this is PreNorm: streams that are equal to h stay equal under A = I and become h + f(h) under
 beta = 1, and e_{l mod n} reads one of them. So every read is PreNorm's exactly, and the last step gives n h:
-the same function after a final RMSNorm at eps -> 0 (exactly: with eps n^2). The rows of A get different
+the same function after a final RMSNorm at eps -> 0 (exactly: with eps n^2). The columns of A get different
 gradients from the first step on, since one stream alone is read next.
 """
 
