@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from repro.depth.base import tagged
 from repro.depth.facts import DYNAMIC, SchemeFacts
-from repro.depth.streams import StreamMixer, check_count, widened
+from repro.depth.streams import StreamMixer, check_count
 from repro.errors import ConfigError
 from repro.ops.sinkhorn import sinkhorn
 from repro.ops.streams import normed_projection
@@ -42,7 +42,9 @@ class MHC(StreamMixer):
     streams: n.  iterations: of Sinkhorn.  init: "published" (biases of the published code: -1, and +1 at
     stream l mod n, for both H_pre and H_post) or "prenorm" (the setting above, with H_pre = (n + 1) / 2n at
     stream l mod n and 1 / 2n elsewhere, so that the streams can drift apart). Dynamic weights phi start at
-    zero. Coefficients are computed in fp32 or wider; streams keep the embedding's dtype.
+    zero. At the initial biases all row and column sums are equal, so H_res is doubly stochastic after one
+    iteration; elsewhere rows are, and columns as far as `iterations` brings them: `mixing_residual` says how
+    far, and `python -m repro.train.matrices` records it of a run.
     Errors: ConfigError for `arm.mixer.streams`, `.iterations`, `.init`.
     """
 
@@ -113,18 +115,6 @@ class MHC(StreamMixer):
         mixing = self._residual_matrix(residual)
         held = None if mixing is None else self.held(mixing)
         return self.held(pre.sigmoid()), self.held(2 * post.sigmoid()), held
-
-    @torch.no_grad()
-    def mixing_residual(self, streams: Tensor, l: int) -> float:
-        """How far H_res of sublayer l is from doubly stochastic: max |sum - 1| over rows, columns and tokens.
-
-        At the initial biases all row and column sums are equal, so Sinkhorn is done after one iteration and
-        this is rounding; elsewhere rows are exact and columns as far as `iterations` brings them.
-        """
-        mixing = self.coefficients(widened(streams), l)[2]
-        if mixing is None:
-            return 0.0
-        return max((mixing.sum(axis) - 1).abs().max().item() for axis in (0, 1))
 
     def flops_per_token(self) -> float:
         n, width = self.streams, self.width

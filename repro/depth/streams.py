@@ -10,6 +10,7 @@ transpose of this one). The embedding is repeated into all streams; what the fin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,24 @@ class StreamMixer(DepthMixer):
     def coefficients(self, streams: Tensor, l: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """alpha, beta [n, tokens] and A [n, n, tokens] (None: the identity) from streams [tokens, n, D]."""
         raise NotImplementedError
+
+    @torch.no_grad()
+    def mixing_residual(self, streams: Tensor, l: int) -> float:
+        """How far A of sublayer l is from doubly stochastic: max |sum - 1| of rows and columns, all tokens."""
+        mixing = self.coefficients(widened(streams), l)[2]
+        if mixing is None:
+            return 0.0
+        return max((mixing.sum(axis) - 1).abs().max().item() for axis in (0, 1))
+
+    @torch.no_grad()
+    def mixing_residuals(self, embedding: Tensor, sublayers: Callable[[int, Tensor], Tensor]) -> list[float]:
+        """`mixing_residual` of every sublayer in a pass over embedding [B, T, D]."""
+        state, found = self.begin(embedding), []
+        for l in range(self.num_sublayers):
+            found.append(self.mixing_residual(state[0], l))
+            x, state = self.read(state, l)
+            state = self.write(state, l, sublayers(l, x))
+        return found
 
     def begin(self, embedding: Tensor) -> State:
         streams = embedding.reshape(-1, 1, self.width).expand(-1, self.streams, -1).contiguous()
