@@ -43,7 +43,7 @@ class StreamMixer(DepthMixer):
 
     @torch.no_grad()
     def mixing_residual(self, streams: Tensor, l: int) -> float:
-        """How far A of sublayer l is from doubly stochastic: max |sum - 1| of rows and columns, all tokens."""
+        """How far A of sublayer l is from doubly stochastic: max |sum - 1| of rows, columns and tokens."""
         mixing = self.coefficients(widened(streams), l)[2]
         if mixing is None:
             return 0.0
