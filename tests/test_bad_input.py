@@ -19,7 +19,7 @@ NUMBER = "a number of at least 0"
 #: overrides, the key and value named, and what they may be
 REFUSED = [
     # Arms and their options
-    ("arm=nope", "arm='nope'", "one of block_n8, block_s16"),
+    ("arm=nope", "arm='nope'", "block_n8, block_s16"),
     ("arm=block_s4 arm.mixer.block_size=0", "arm.mixer.block_size=0", "at least 1"),
     ("arm=block_s4 arm.mixer.block_size=-1", "arm.mixer.block_size=-1", "at least 1"),
     ("arm=block_s4 arm.mixer.block_size=2.5", "arm.mixer.block_size=2.5", "a whole number"),
@@ -258,7 +258,7 @@ def test_a_place_where_nothing_can_be_written(tmp_path: Path, capsys: Capture) -
     ("overrides", "named", "allowed"),
     [
         ("arm=glob(zz*)", "arm='(no match)'", "the sweep is empty"),
-        ("arm=prenorm,nope", "arm='nope'", "one of block_n8"),
+        ("arm=prenorm,nope", "arm='nope'", "block_n8, block_s16"),
         ("arm=prenorm,full optim.lrr=1", "optim.lrr=1", "optim has name, lr"),
         ("experiment=table5", "experiment='table5'", "one of all_arms"),
     ],

@@ -144,7 +144,13 @@ def test_matrices_of_a_trained_run(tmp_path: Path, arm: str, capsys: pytest.Capt
     run = only_run(tmp_path)
     arguments = [str(tmp_path / "runs"), "--tokens", "40", "--data", str(tmp_path / "data")]
     assert matrices.main(arguments) == 0
-    assert "residual" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "residual" in out
+    with np.load(run.directory / "depth_matrices.npz") as file:
+        assert ("mixing_residual" in file) == ("sums of A off one by" in out) == (arm == "mhc")
+        if arm == "mhc":  # four sublayers; eight steps leave H_res near its doubly stochastic start
+            assert file["mixing_residual"].shape == (4,)
+            assert 0 < file["mixing_residual"].max() < 1e-2
     found = read_measured(run.directory)
     assert found is not None
     assert found.single is not None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from repro.depth.hyper_connections import MHC, MHCLite
+from repro.depth.hyper_connections import MHC, MHCIdentity, MHCLite
 from repro.depth.prenorm import PreNorm
 from repro.ops.sinkhorn import sinkhorn
 from repro.ops.streams import gather, mix_and_add, normed_projection
@@ -117,7 +117,7 @@ def test_hyper_connections_follow_their_definition(scheme: type[MHC]) -> None:
         assert error(toy.walk(mixer, eps=1e-10)[-1], mhc_by_definition(mixer, toy, 1e-10)) < 1e-12
 
 
-@pytest.mark.parametrize("scheme", [MHC, MHCLite])
+@pytest.mark.parametrize("scheme", [MHC, MHCLite, MHCIdentity])
 @pytest.mark.parametrize("streams", [1, 2, 4])
 def test_identity_setting_is_prenorm(scheme: type[MHC], streams: int) -> None:
     """Reads are PreNorm's; the sum of n equal streams is n h, the same function under eps * n^2."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from repro.depth.attnres import AttnRes
 from repro.depth.base import DepthMixer
 from repro.depth.denseformer import DenseFormer
 from repro.depth.facts import DYNAMIC, FIXED
-from repro.depth.hyper_connections import MHC, MHCLite
+from repro.depth.hc import HyperConnections
+from repro.depth.hyper_connections import MHC, MHCIdentity, MHCLite
 from repro.depth.logit_reads import WeighedReads
 from repro.depth.matrix import DepthMatrix, depth_matrix
 from repro.depth.prenorm import PreNorm
@@ -185,7 +187,8 @@ def test_rank_across_cuts_is_bounded_by_the_state() -> None:
     num_sublayers = 12
     most = np.minimum(np.arange(13) + 1, 13 - np.arange(13))  # columns and rows of the block of a cut
     assert all((found == 1).all() for found in cuts(make(PreNorm, num_sublayers), num_sublayers))
-    for scheme in (MHC, MHCLite):
+    dynamic, static = partial(HyperConnections, dynamic=True), partial(HyperConnections, dynamic=False)
+    for scheme in (MHC, MHCLite, MHCIdentity, dynamic, static):
         for streams in (2, 3):
             for found in cuts(make(scheme, num_sublayers, streams=streams), num_sublayers):
                 assert (found <= streams).all()

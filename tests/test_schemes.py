@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from repro.depth import scalar_mixing
+from repro.depth.ancre import ANCRe
 from repro.depth.attnres import AttnRes
 from repro.depth.base import DepthMixer
+from repro.depth.ddl import DDL
 from repro.depth.denseformer import DenseFormer
-from repro.depth.hyper_connections import MHC, MHCLite
+from repro.depth.hc import HyperConnections
+from repro.depth.hyper_connections import MHC, MHCIdentity, MHCLite
 from repro.depth.prenorm import PreNorm
+from repro.depth.residual_scalars import ResidualScalars
 from repro.depth.static import Static
 from repro.errors import ConfigError
 from tests.toy import Toy, default_dtype, error, normal, randomise, rms_norm
@@ -173,7 +177,20 @@ def test_the_window_does_not_start_as_prenorm() -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "options"),
-    [(Static, {}), (DenseFormer, {}), (DenseFormer, {"over": "sublayers"}), (MHC, {}), (MHCLite, {})],
+    [
+        (Static, {}),
+        (DenseFormer, {}),
+        (DenseFormer, {"over": "sublayers"}),
+        (MHC, {}),
+        (MHCLite, {}),
+        (MHCIdentity, {}),
+        (HyperConnections, {"dynamic": True}),
+        (HyperConnections, {"dynamic": False}),
+        (DDL, {"streams": 1}),
+        (DDL, {"streams": 4, "conv": 2}),
+        (ANCRe, {}),
+        (ResidualScalars, {}),
+    ],
 )
 def test_coefficients_ignore_autocast(scheme: type[DepthMixer], options: dict[str, Any]) -> None:
     """Under autocast a scheme keeps fp32: outputs that bf16 can represent give the same bits as without."""

@@ -1,4 +1,4 @@
-"""Manifold-constrained hyper-connections (Table 4, "mHC") and mHC-lite (Table 2).
+"""Manifold-constrained hyper-connections (Table 4, "mHC"), mHC-lite (Table 2), mHC with A = I (section 6.2).
 
 The stream is n parallel streams x [n, D]. From x' = RMSNorm(vec x) each sublayer computes
     H_pre = sigmoid(a_pre x' phi_pre + b_pre)           [n]      what the sublayer reads:  H_pre x
@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repro.depth.base import DepthMixer, State, tagged
+from repro.depth.base import tagged
 from repro.depth.facts import DYNAMIC, SchemeFacts
+from repro.depth.streams import StreamMixer, check_count
 from repro.errors import ConfigError
-from repro.ops.precision import full_precision
 from repro.ops.sinkhorn import sinkhorn
-from repro.ops.streams import gather, mix_and_add, normed_projection
+from repro.ops.streams import normed_projection
 
 #: b_res of the published code: off the diagonal for mHC, all permutations but the identity for mHC-lite.
 OFF_IDENTITY = -8.0
@@ -36,13 +36,15 @@ OFF_IDENTITY = -8.0
 DYNAMIC_SCALE = 0.01
 
 
-class MHC(DepthMixer):
+class MHC(StreamMixer):
     """n streams mixed by Sinkhorn-normalised matrices.
 
     streams: n.  iterations: of Sinkhorn.  init: "published" (biases of the published code: -1, and +1 at
     stream l mod n, for both H_pre and H_post) or "prenorm" (the setting above, with H_pre = (n + 1) / 2n at
     stream l mod n and 1 / 2n elsewhere, so that the streams can drift apart). Dynamic weights phi start at
-    zero. Coefficients are computed in fp32 or wider; streams keep the embedding's dtype.
+    zero. At the initial biases all row and column sums are equal, so H_res is doubly stochastic after one
+    iteration; elsewhere rows are, and columns as far as `iterations` brings them: `mixing_residual` says how
+    far, and `python -m repro.train.matrices` records it of a run.
     Errors: ConfigError for `arm.mixer.streams`, `.iterations`, `.init`.
     """
 
@@ -65,14 +67,13 @@ class MHC(DepthMixer):
         init: str = "published",
         **common: Any,
     ) -> None:
-        super().__init__(num_sublayers, width, **common)
-        _check_count("arm.mixer.streams", streams)
-        _check_count("arm.mixer.iterations", iterations)
+        super().__init__(num_sublayers, width, streams=streams, **common)
+        check_count("arm.mixer.iterations", iterations)
         if init not in ("published", "prenorm"):
             raise ConfigError("arm.mixer.init", init, "must be published or prenorm")
-        self.streams, self.iterations = streams, iterations
+        self.iterations = iterations
         residual = self._residual_bias()
-        sizes = (streams, streams, len(residual))
+        sizes = [size for size in (streams, streams, len(residual)) if size]
         which_scale = torch.cat([torch.full((size,), i) for i, size in enumerate(sizes)])
         self.register_buffer("which_scale", which_scale, persistent=False)
         # One projection per sublayer for all three coefficients; rows in the order pre, post, res.
@@ -81,7 +82,7 @@ class MHC(DepthMixer):
             bias = torch.cat((*self._gate_biases(l, init), residual))
             self.projection.append(tagged(torch.zeros(sum(sizes), streams * width), "scalar"))
             self.bias.append(tagged(bias, "scalar"))
-            self.scale.append(tagged(torch.full((3,), DYNAMIC_SCALE), "scalar"))
+            self.scale.append(tagged(torch.full((len(sizes),), DYNAMIC_SCALE), "scalar"))
 
     def _gate_biases(self, l: int, init: str) -> tuple[Tensor, Tensor]:
         """b_pre and b_post of sublayer l, [n] each."""
@@ -100,11 +101,11 @@ class MHC(DepthMixer):
         """b_res, [n * n], row by row."""
         return (OFF_IDENTITY * (1 - torch.eye(self.streams))).flatten()
 
-    def _residual_matrix(self, logits: Tensor) -> Tensor:
-        """H_res, [n, n, tokens], from its logits, [n * n, tokens]."""
+    def _residual_matrix(self, logits: Tensor) -> Tensor | None:
+        """H_res, [n, n, tokens], from its logits, [n * n, tokens]; None where it is the identity."""
         return sinkhorn(logits.view(self.streams, self.streams, -1), self.iterations)
 
-    def coefficients(self, streams: Tensor, l: int) -> tuple[Tensor, Tensor, Tensor]:
+    def coefficients(self, streams: Tensor, l: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """H_pre and H_post [n, tokens] and H_res [n, n, tokens] of sublayer l; streams [tokens, n, D]."""
         n, dtype = self.streams, streams.dtype
         dynamic = normed_projection(streams, self.projection[l].to(dtype), self.eps)
@@ -112,41 +113,22 @@ class MHC(DepthMixer):
         logits = torch.addcmul(self.bias[l].to(dtype)[:, None], scale[:, None], dynamic)
         pre, post, residual = logits.split((n, n, logits.shape[0] - 2 * n))
         mixing = self._residual_matrix(residual)
-        return self.held(pre.sigmoid()), self.held(2 * post.sigmoid()), self.held(mixing)
-
-    def begin(self, embedding: Tensor) -> State:
-        streams = embedding.reshape(-1, 1, self.width).expand(-1, self.streams, -1).contiguous()
-        return streams, None, embedding.shape
-
-    def read(self, state: State, l: int) -> tuple[Tensor, State]:
-        streams, _, shape = state
-        with full_precision(streams.device):
-            wide = _wide(streams)
-            pre, post, residual = self.coefficients(wide, l)
-            x = gather(wide, pre.T.contiguous())
-        return x.to(streams.dtype).view(shape), (streams, (post, residual), shape)
-
-    def write(self, state: State, l: int, output: Tensor) -> State:
-        streams, (post, residual), shape = state
-        with full_precision(streams.device):
-            wide, y = _wide(streams), output.reshape(-1, self.width)
-            wide = mix_and_add(wide, residual.permute(2, 0, 1), post.T.contiguous(), y.to(wide.dtype))
-        return wide.to(streams.dtype), None, shape
-
-    def finish(self, state: State) -> Tensor:
-        streams, _, shape = state
-        return streams.sum(1).view(shape)
-
-    def stream(self, state: State) -> Tensor | None:
-        return self.finish(state)
+        held = None if mixing is None else self.held(mixing)
+        return self.held(pre.sigmoid()), self.held(2 * post.sigmoid()), held
 
     def flops_per_token(self) -> float:
         n, width = self.streams, self.width
         num_coefficients = self.bias[0].numel()
-        per_element = n * (2 * num_coefficients + 2 + 2 + 2 * n + 2)  # project, norm, pre, res, post
-        return float(self.num_sublayers * (width * per_element + self._residual_flops()) + n * width)
+        per_element = n * (2 * num_coefficients + 2 + 2 + 2)  # project, norm, pre, post
+        per_sublayer = width * (per_element + self._mixing_flops()) + self._residual_flops()
+        return float(self.num_sublayers * per_sublayer + n * width)
+
+    def _mixing_flops(self) -> int:
+        """Per channel, H_res x."""
+        return 2 * self.streams**2
 
     def _residual_flops(self) -> int:
+        """Of making H_res."""
         return 2 * self.iterations * 2 * self.streams**2
 
 
@@ -170,7 +152,7 @@ class MHCLite(MHC):
         streams: int = 4,
         init: str = "published",
     ) -> None:
-        _check_count("arm.mixer.streams", streams, most=5)
+        check_count("arm.mixer.streams", streams, most=5)
         super().__init__(
             num_sublayers, width, eps=eps, execution=execution, backend=backend, streams=streams, init=init
         )
@@ -190,12 +172,46 @@ class MHCLite(MHC):
         return 2 * self.permutations.numel()
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+class MHCIdentity(MHC):
+    """mHC with A = I: streams are never mixed, and differ only by what is written into them.
 
+    Section 6.2 cites a report that this stays competitive. H_pre, H_post and the start are those of `MHC`;
+    there is no b_res, phi_res or a_res. With one stream it is a gated PreNorm,
+    x <- x + 2 sigmoid(.) f(sigmoid(.) x).
+    """
 
-def _check_count(key: str, value: object, most: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1 or (most and value > most):
-        raise ConfigError(
-            key, value, f"must be an integer from 1 to {most}" if most else "must be an integer >= 1"
+    FACTS = SchemeFacts(
+        system="mHC (A = I)",
+        weight=DYNAMIC,
+        source="m streams",
+        update="H[l] = H[l-1] + f(H[l-1] a[l-1]) b[l-1]^T",
+        update_tex=r"H_l = H_{l-1} + f_{l-1}(H_{l-1} \alpha_{l-1}) \beta_{l-1}^\top",
+        links=("arXiv:2603.15031", "arXiv:2512.24880"),
+    )
+
+    def __init__(
+        self,
+        num_sublayers: int,
+        width: int,
+        *,
+        eps: float = 1e-8,
+        execution: str = "auto",
+        backend: str = "auto",
+        streams: int = 4,
+        init: str = "published",
+    ) -> None:
+        super().__init__(
+            num_sublayers, width, eps=eps, execution=execution, backend=backend, streams=streams, init=init
         )
+
+    def _residual_bias(self) -> Tensor:
+        return torch.empty(0)
+
+    def _residual_matrix(self, logits: Tensor) -> None:
+        return None
+
+    def _mixing_flops(self) -> int:
+        return 0
+
+    def _residual_flops(self) -> int:
+        return 0

@@ -8,7 +8,7 @@ groups is one matrix product, and only the sources of the group itself are added
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +85,11 @@ def mixed(history: History, dtype: torch.dtype) -> Tensor:
     first = len(history.packed) * history.group_size
     prior = history.prior[read - first] if history.prior else None
     return _WeightedSum.apply(history.weights[read, first : read + 1], prior, *history.recent).to(dtype)
+
+
+def weighted_sum(weights: Tensor, sources: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """sum_i w_i v_i in `dtype`, from w [S]; summed in the dtype of the weights."""
+    return _WeightedSum.apply(weights, None, *sources).to(dtype)
 
 
 def weights_of(history: History) -> Tensor:

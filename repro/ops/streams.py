@@ -27,6 +27,11 @@ def mix_and_add(streams: Tensor, mixing: Tensor, places: Tensor, output: Tensor)
     return _MixAndAdd.apply(streams, mixing.contiguous(), places, output)
 
 
+def add(streams: Tensor, places: Tensor, output: Tensor) -> Tensor:
+    """x <- x + places^T output of every token; as `mix_and_add` with the identity as mixing."""
+    return _Add.apply(streams, places, output)
+
+
 class _NormedProjection(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, streams: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -74,6 +79,20 @@ class _MixAndAdd(torch.autograd.Function):
         of_places = torch.bmm(grad, output[:, :, None])[:, :, 0]
         of_output = _weighted_sum(grad, places)
         return torch.bmm(mixing.mT, grad), torch.bmm(grad, streams.mT), of_places, of_output
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, streams: Tensor, places: Tensor, output: Tensor) -> Tensor:
+        ctx.save_for_backward(places, output)
+        return torch.addcmul(streams, places[:, :, None], output[:, None])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        places, output = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        of_places = torch.bmm(grad, output[:, :, None])[:, :, 0]
+        return grad, of_places, _weighted_sum(grad, places)
 
 
 def _weighted_sum(streams: Tensor, weights: Tensor) -> Tensor:

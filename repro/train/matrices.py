@@ -7,6 +7,7 @@ Loads the last checkpoint of each run (weights only), runs it on validation toke
     single        [K, L + 1, L + 1, H]                 of K tokens, spread evenly
     positions     [K]                                  their places in their windows
     num_tokens, step, residual                         see `repro.depth.matrix.DepthMatrix`
+    mixing_residual  [L]                               of streams: max |row or column sum of A - 1|
 
 A directory above several runs (``runs/quick``) stands for all of them that have a checkpoint.
 """
@@ -27,6 +28,7 @@ from torch.nn import functional as F
 from repro.data.batches import ValidationWindows
 from repro.data.shards import Shards
 from repro.depth.matrix import depth_matrix
+from repro.depth.streams import StreamMixer
 from repro.errors import ConfigError, DataError
 from repro.model.build import build_decoder
 from repro.model.decoder import Decoder
@@ -56,15 +58,16 @@ def matrices(run: Run, data: Path, num_tokens: int = TOKENS, say: Say = print) -
     windows = ValidationWindows(
         Shards.open(prepared.directory), context, -(-num_tokens // context), batch_size=1
     )
-    found, positions, residual = [], [], 0.0
+    found, positions, residual, off = [], [], 0.0, []
     for i in range(len(windows)):
         tokens, targets, _ = windows[i]
         real = targets[0] >= 0  # the last window is padded
         if not real.any():
             continue
-        matrix = depth_matrix(
-            decoder.mixer, F.embedding(tokens, decoder.embedding), lambda l, x: decoder.sublayers[l](x)
-        )
+        embedding, mixer = F.embedding(tokens, decoder.embedding), decoder.mixer
+        matrix = depth_matrix(mixer, embedding, lambda l, x: decoder.sublayers[l](x))
+        if isinstance(mixer, StreamMixer):
+            off.append(mixer.mixing_residuals(embedding, lambda l, x: decoder.sublayers[l](x)))
         found.append(matrix.weights[..., 0, real].numpy())
         positions.append(np.flatnonzero(real.numpy()))
         residual = max(residual, matrix.residual)
@@ -78,7 +81,7 @@ def matrices(run: Run, data: Path, num_tokens: int = TOKENS, say: Say = print) -
         "num_tokens": len(places),
         "step": step,
         "residual": residual,
-    }
+    } | ({"mixing_residual": np.max(off, 0)} if off else {})
 
 
 def load(run: Run) -> tuple[DictConfig, int, Decoder]:
@@ -128,7 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             arrays = matrices(run, args.data, args.tokens, say=lambda _: None)
             with run.lock():
                 path = run.write_arrays("depth_matrices.npz", **arrays)
-            print(f"{shown(path)}: {arrays['num_tokens']} tokens, residual {arrays['residual']:.1e}")
+            line = f"{shown(path)}: {arrays['num_tokens']} tokens, residual {arrays['residual']:.1e}"
+            if "mixing_residual" in arrays:
+                line += f", sums of A off one by up to {arrays['mixing_residual'].max():.1e}"
+            print(line)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
