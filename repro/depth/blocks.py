@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from repro.depth.attnres import AttnRes
@@ -19,6 +20,7 @@ from repro.depth.boundaries import (
     ends_by_weight,
     is_whole,
 )
+from repro.depth.facts import SchemeFacts
 from repro.errors import ConfigError
 
 #: Parameters of an attention sublayer in units of D^2: query, key, value and output matrices.
@@ -38,6 +40,11 @@ def _end_blocks_at(mixer: AttnRes, ends: Sequence[int]) -> None:
     """Blocks with these ends in place of those that the constructor of `AttnRes` chose."""
     mixer.plan = SourcePlan(tuple(ends))
     mixer._plan_reads()
+
+
+def _named(facts: SchemeFacts, kind: str, *links: str) -> SchemeFacts:
+    """The row of AttnRes with another name, and with links of its own where there are any."""
+    return replace(facts, system=f"{facts.system}, {kind}", links=links or facts.links)
 
 
 class UnevenBlocks(AttnRes):
@@ -67,6 +74,9 @@ class UnevenBlocks(AttnRes):
         super().__init__(num_sublayers, width, **options)
         _end_blocks_at(self, ends)
 
+    def facts(self) -> SchemeFacts:
+        return _named(super().facts(), "uneven")
+
 
 class EqualParameterBlocks(AttnRes):
     """Exactly num_blocks blocks of as equal parameter counts as whole sublayers allow.
@@ -90,6 +100,9 @@ class EqualParameterBlocks(AttnRes):
         weights = [MLP_MATRICES * mlp_ratio if l % 2 else ATTENTION_MATRICES for l in range(num_sublayers)]
         _end_blocks_at(self, ends_by_weight(num_blocks, weights))
 
+    def facts(self) -> SchemeFacts:
+        return _named(super().facts(), "equal parameters")
+
 
 class K3Blocks(AttnRes):
     """Blocks as Kimi K3's published code forms them (arXiv:2607.24653), sized in transformer blocks.
@@ -110,3 +123,6 @@ class K3Blocks(AttnRes):
             raise ConfigError("arm.mixer.transformer_blocks", transformer_blocks, allowed)
         options.pop("block_size", None)
         super().__init__(num_sublayers, width, block_size=2 * transformer_blocks, **options)
+
+    def facts(self) -> SchemeFacts:
+        return _named(super().facts(), "K3 mode", "arXiv:2607.24653")

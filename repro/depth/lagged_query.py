@@ -10,6 +10,7 @@ a group.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from repro import ops
 from repro.depth.attnres import AttnRes
 from repro.depth.boundaries import is_whole
+from repro.depth.facts import SchemeFacts
 from repro.depth.low_rank_query import check_origin
 from repro.depth.phased import AttnResState
 from repro.errors import ConfigError
@@ -176,3 +178,9 @@ class LaggedQuery(AttnRes):
         stack = torch.stack(logits)
         weights = stack.sigmoid() if self.act == "sigmoid" else stack.softmax(0)
         self.record(l, weights.movedim(-1, 1))
+
+    # -- accounts ------------------------------------------------------------------------------
+
+    def facts(self) -> SchemeFacts:
+        facts = super().facts()
+        return replace(facts, system=f"{facts.system}, lagged input query")

@@ -6,6 +6,7 @@ widths is as large as an attention projection; two factors of rank r cost 2 r D.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from repro.depth.attnres import AttnRes
 from repro.depth.base import tagged
 from repro.depth.boundaries import is_whole
+from repro.depth.facts import SchemeFacts
 from repro.depth.phased import AttnResState
 from repro.errors import ConfigError
 from repro.ops.precision import full_precision
@@ -73,3 +75,7 @@ class LowRankQuery(AttnRes):
         reads = self.num_sublayers + self.output_read
         difference = (4 * self.rank - 2 * self.width) * self.width * reads
         return super().flops_per_token() + float(difference)
+
+    def facts(self) -> SchemeFacts:
+        facts = super().facts()
+        return replace(facts, system=f"{facts.system}, low-rank input query")
