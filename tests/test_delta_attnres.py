@@ -49,7 +49,7 @@ def test_additive_routing_follows_its_definition(sources: str, execution: str) -
 
 
 def test_zero_queries_scale_prenorm() -> None:
-    """The deltas add up to the stream, so their mean is h_l / (l + 1): PreNorm once a norm removes the scale."""
+    """The deltas add up to the stream, so their mean is h_l / (l + 1); a norm removes the scale."""
     toy = Toy(20, 16)
     mixer, prenorm = make(DeltaAttnRes, 20, 16, eps=0.0), PreNorm(20, 16)
     *reads, end = toy.walk(mixer)

@@ -100,7 +100,9 @@ def test_low_rank_starts_uniform_and_learns_from_there() -> None:
 )
 def test_two_phase_is_exact(options: dict[str, Any]) -> None:
     """Reads, weights and all gradients are those of the reads one by one."""
-    expected = results(randomised(make(LaggedQuery, 18, execution="per_read", backend="reference", **options)))
+    expected = results(
+        randomised(make(LaggedQuery, 18, execution="per_read", backend="reference", **options))
+    )
     mixer = randomised(make(LaggedQuery, 18, **options))
     assert mixer.execution == "two_phase"
     same(results(mixer), expected, 1e-10)

@@ -1,4 +1,4 @@
-"""Delta Attention Residuals (arXiv:2605.18855): routing is added to the residual stream, not put in its place.
+"""Delta Attention Residuals (arXiv:2605.18855): routing is added to the residual stream.
 
 A sublayer reads h_l + sum_i alpha_{i->l} v_i, where h_l is the standard residual stream, v_0 the embedding,
 v_i what sublayer i - 1 wrote (its delta), and alpha the softmax weights of Full AttnRes. The stream itself
@@ -101,7 +101,9 @@ class DeltaAttnRes(AttnRes):
 
     def facts(self) -> SchemeFacts:
         if self.sources == "states":
-            return replace(self.FACTS, system="Cumulative AttnRes, additive", source="h[l-1] and [h[1]..h[l-1]]")
+            return replace(
+                self.FACTS, system="Cumulative AttnRes, additive", source="h[l-1] and [h[1]..h[l-1]]"
+            )
         return self.FACTS
 
     def flops_per_token(self) -> float:

@@ -132,7 +132,7 @@ class LaggedQuery(AttnRes):
             return logits.unbind(-2)
 
     def _add_source(self, state: AttnResState, output: Tensor, partial: Tensor | None) -> AttnResState:
-        """Complete a source and score it against what is left of the open group; later groups do so at start."""
+        """Complete a source and score it against what is left of the open group (later ones do so as they open)."""
         source = output if partial is None else partial + output
         first = self._reads_from(len(state.sources))
         scores: dict[int, Tensor] = {}
