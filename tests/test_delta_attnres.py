@@ -61,6 +61,15 @@ def test_zero_queries_scale_prenorm() -> None:
     assert error(toy.run(states), toy.run(prenorm)) > 1e-3  # another function
 
 
+def test_zero_queries_over_blocks_scale_prenorm_too() -> None:
+    """Block sums and the partial sum add up to the stream as well: (1 + 1 / number of sources) h_l."""
+    toy = Toy(8, 16)
+    mixer = make(DeltaAttnRes, 8, 16, eps=0.0, block_size=3)
+    for l, (read, stream) in enumerate(zip(toy.walk(mixer)[:8], toy.walk(PreNorm(8, 16))[:8], strict=True)):
+        num_sources = (1, 2, 2, 2, 3, 3, 3, 4)[l]
+        assert error(read, (1 + 1 / num_sources) * stream) < 1e-12
+
+
 @pytest.mark.parametrize("sources", ["deltas", "states"])
 def test_closed_gates_are_prenorm_bit_for_bit(sources: str) -> None:
     """At any queries: what is routed is multiplied by zero."""

@@ -25,7 +25,7 @@ from repro.depth.phased import AttnResState
 from repro.errors import ConfigError
 from repro.ops.history import History
 from repro.ops.precision import full_precision
-from repro.ops.reference import split_heads
+from repro.ops.token_scores import token_scores
 
 
 class LaggedQuery(AttnRes):
@@ -39,8 +39,8 @@ class LaggedQuery(AttnRes):
     for the window, in which the reads of a group would see different histories.
 
     `two_phase`: a group's queries are one product of its projections with the origin, the logits of its
-    history one batched product, and the mixes those of `phased`. A source that completes inside a group is
-    scored against the group's remaining reads when it is written.
+    history one batched product, and the mixes those of `phased`. Sources that complete inside a group are
+    scored and mixed by each of its later reads.
     """
 
     executions = ("two_phase", "per_read")
@@ -88,6 +88,9 @@ class LaggedQuery(AttnRes):
         if self.execution == "per_read":
             mixed = self._mix_at_read(state, l)
         else:
+            inside = range(self._completed[group.start], self._completed[l])  # complete since the group began
+            if inside:
+                state = self._score(state, inside, l, self._own_query(state, l))
             mixed, state = self._finish_read(state, l)
         if self.query == "mixed_state" and l + 1 == group.stop:
             state = state._replace(mixed=mixed)
@@ -110,55 +113,40 @@ class LaggedQuery(AttnRes):
             queries = torch.nn.functional.linear(origin, flat).unflatten(-1, projection.shape[:2])
             if self.key_gains is not None:
                 queries = queries * self.key_gains[l : l + len(projection)].to(queries.dtype)
-        logits = self._token_logits(state.sources, queries)
-        state = state._replace(stacked=queries, scores=tuple({l: logit} for logit in logits))
+        state = state._replace(queries=queries.unbind(-2))
+        state = self._score(state, range(len(state.sources)), l, queries)
         return self._mix_group(state, 0, group) if self._levels and len(projection) > 1 else state
 
-    def _token_logits(self, sources: Sequence[Tensor], queries: Tensor) -> tuple[Tensor, ...]:
-        """Logits [B, T, R, H] of each source against queries [B, T, R, D] that differ from token to token."""
-        with full_precision(queries.device):
-            values = torch.stack(list(sources), -2).to(queries.dtype)  # [B, T, S, D]
-            if self.heads == 1:
-                logits = torch.matmul(queries, values.mT).unsqueeze(-1)  # [B, T, R, S, 1]
-            else:
-                by_head = split_heads(queries, self.heads), split_heads(values, self.heads)
-                logits = torch.einsum("...rhd,...shd->...rsh", *by_head)
-            if self._keys.groups:
-                grouped = split_heads(values, self._keys.groups)
-                mean_square = torch.linalg.vector_norm(grouped, dim=-1).square() / grouped.shape[-1]
-                logits = logits * torch.rsqrt(mean_square + self.eps).unsqueeze(-3)
-            if self.act == "sigmoid_normalized":  # a softmax of log-sigmoids, as in `phased`
-                logits = ops.log_sigmoid(logits)
-            return logits.unbind(-2)
+    def _score(self, state: AttnResState, sources: Sequence[int], l: int, queries: Tensor) -> AttnResState:
+        """Logits of some complete sources against queries [B, T, R, D] of the reads from l on."""
+        logits = self._logits([state.sources[i] for i in sources], queries)
+        scores = list(state.scores)
+        for i, logit in zip(sources, logits, strict=True):
+            scores[i] = {l: logit}
+        return state._replace(scores=tuple(scores))
 
-    def _add_source(self, state: AttnResState, output: Tensor, partial: Tensor | None) -> AttnResState:
-        """Complete a source and score it against what is left of the open group (later ones do so as they open)."""
-        source = output if partial is None else partial + output
-        first = self._reads_from(len(state.sources))
-        scores: dict[int, Tensor] = {}
-        if first < self._num_reads and first != self._group[first].start:
-            assert state.stacked is not None
-            start = self._group[first].start
-            (logits,) = self._token_logits([source], state.stacked[..., first - start :, :])
-            scores = {first + i: logit for i, logit in enumerate(logits.split(1, -2))}
-        sources = (*state.sources, source)
-        return state._replace(sources=sources, partial=None, latest=None, scores=(*state.scores, scores))
-
-    def _reads_from(self, source: int) -> int:
-        """The first read that sees a complete source."""
-        return 0 if source == 0 else self.plan.ends[source - 1]
+    def _logits(self, sources: Sequence[Tensor], queries: Tensor) -> tuple[Tensor, ...]:
+        """[B, T, R, H] of each source."""
+        logits = token_scores(sources, queries, self._keys)
+        if self.act == "sigmoid_normalized":  # a softmax of log-sigmoids, as in `phased`
+            return tuple(ops.log_sigmoid(logit) for logit in logits)
+        return logits
 
     def _own_query(self, state: AttnResState, l: int) -> Tensor:
         """[B, T, 1, D]."""
-        assert state.stacked is not None
-        row = l - self._group[l].start
-        return state.stacked[..., row : row + 1, :]
+        return state.queries[l - self._group[l].start].unsqueeze(-2)
+
+    def _add_source(self, state: AttnResState, output: Tensor, partial: Tensor | None) -> AttnResState:
+        """Complete a source; it is scored when the reads that see it come."""
+        source = output if partial is None else partial + output
+        sources, scores = (*state.sources, source), (*state.scores, {})
+        return state._replace(sources=sources, partial=None, latest=None, scores=scores)
 
     def _merge(self, state: AttnResState, l: int, prior: History) -> tuple[Tensor, Tensor]:
         assert state.latest is not None
         assert state.ops is not None
         source = state.latest if state.partial is None else state.partial + state.latest
-        logits = self._token_logits([source], self._own_query(state, l))
+        logits = self._logits([source], self._own_query(state, l))
         with full_precision(source.device):
             (read,), (source,) = state.ops.mix(
                 [source], logits, [prior], act=self._mix_act, dtype=source.dtype, continued=[False]
@@ -173,7 +161,7 @@ class LaggedQuery(AttnRes):
             scores = state.scores[i]
             logits.append(scores[l].select(-2, 0) if l in scores else scores[start].select(-2, l - start))
         if state.partial is not None:
-            (own,) = self._token_logits([state.partial], self._own_query(state, l))
+            (own,) = self._logits([state.partial], self._own_query(state, l))
             logits.append(own.squeeze(-2))
         stack = torch.stack(logits)
         weights = stack.sigmoid() if self.act == "sigmoid" else stack.softmax(0)
