@@ -43,7 +43,7 @@ def check_num_blocks(num_sublayers: int, num_blocks: int) -> None:
 
 
 def ends_by_list(num_sublayers: int, boundaries: Any) -> tuple[int, ...]:
-    """Ends after the given numbers of sublayers; the last block ends at L, whether or not L is in the list."""
+    """Ends after the given numbers of sublayers; the last block ends at L, listed or not."""
     key = "arm.mixer.boundaries"
     listed = isinstance(boundaries, Sequence) and not isinstance(boundaries, str) and len(boundaries) > 0
     if not listed or not all(is_whole(end, 1) for end in boundaries):
