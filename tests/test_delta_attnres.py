@@ -16,6 +16,7 @@ from repro.depth.prenorm import PreNorm
 from repro.errors import ConfigError
 from tests.gold import walk
 from tests.passes import EXECUTIONS, WIDTH, randomised, results, same
+from tests.test_matrix import Network
 from tests.toy import Toy, default_dtype, error, normal
 
 
@@ -167,3 +168,13 @@ def test_bad_options_name_their_key(scheme: Any, options: Any, key: str) -> None
         scheme(8, 4, **options)
     assert caught.value.key == f"arm.mixer.{key}"
     assert "\n" not in str(caught.value)
+
+
+def test_the_matrix_at_zero_queries() -> None:
+    """Row l is 1 + 1 / (l + 1) up to the diagonal; the output row is that of PreNorm, ones."""
+    network = Network(4, 16)
+    entries = network.matrix(make(DeltaAttnRes, 4, 16)).weights.flatten(2).mean(-1)
+    expected = torch.ones(5, 5, dtype=torch.float64).tril()
+    for l in range(4):
+        expected[l] *= 1 + 1 / (l + 1)
+    torch.testing.assert_close(entries, expected, rtol=0, atol=1e-13)

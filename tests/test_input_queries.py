@@ -206,3 +206,25 @@ def test_bad_options_name_their_key(scheme: Any, options: Any, key: str, message
         scheme(6, 8, **options)
     assert caught.value.key == f"arm.mixer.{key}"
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options"),
+    [
+        (LowRankQuery, {"rank": 2}),
+        (LaggedQuery, {"lag": 2}),
+        (LaggedQuery, {"lag": 2, "block_size": 2}),
+        (LaggedQuery, {"lag": 2, "execution": "per_read"}),
+    ],
+)
+def test_autocast_keeps_mixing_in_float32(scheme: Any, options: dict[str, Any]) -> None:
+    """bfloat16 outputs on a float32 embedding: logits and reads of the same numbers stay wide."""
+    with default_dtype(torch.float32):
+        mixer = randomised(scheme(5, WIDTH, **options))
+    embedding, *outputs = (normal(f"source {i}", 2, 3, WIDTH, dtype=torch.float32) for i in range(6))
+    narrow = [y.bfloat16() for y in outputs]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        reads = walk(mixer, embedding, narrow)
+    for a, b in zip(reads, walk(mixer, embedding, [y.float() for y in narrow]), strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)

@@ -14,6 +14,7 @@ from repro.depth.soft_blocks import SoftBlocks
 from repro.errors import ConfigError
 from tests.gold import walk
 from tests.passes import WIDTH, randomised, results, same
+from tests.test_matrix import Network
 from tests.toy import Toy, default_dtype, error, normal, randomise
 
 
@@ -143,3 +144,33 @@ def test_bad_options_name_their_key(options: dict[str, Any], key: str) -> None:
         SoftBlocks(8, 4, **options)
     assert caught.value.key == f"arm.mixer.{key}"
     assert "\n" not in str(caught.value)
+
+
+def test_autocast_keeps_mixing_in_float32() -> None:
+    """bfloat16 outputs on a float32 embedding: sums, logits and reads of the same numbers in float32."""
+    with default_dtype(torch.float32):
+        mixer = randomised(SoftBlocks(5, WIDTH, num_blocks=2))
+    embedding, *outputs = (normal(f"source {i}", 2, 3, WIDTH, dtype=torch.float32) for i in range(6))
+    narrow = [y.bfloat16() for y in outputs]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        reads = walk(mixer, embedding, narrow)
+    for a, b in zip(reads, walk(mixer, embedding, [y.float() for y in narrow]), strict=True):
+        assert a.dtype == torch.float32
+        assert torch.equal(a, b)
+
+
+def test_the_matrix_is_coefficients_times_shares() -> None:
+    """M[l, i] = sum_n c_n p_i(n), c_n = pi_n / g_n; the embedding's column is its own weight."""
+    mixer = randomised(make(6, 64, num_blocks=3))
+    weights: dict[int, Tensor] = {}
+    mixer.tap = weights.__setitem__
+    found = Network(6).matrix(mixer).weights[:, :, 0]  # [reads, written, B, T]
+    shares = mixer.shares(torch.float64)
+    for l in range(1, 7):
+        n = min(l, 3)
+        pi = weights[l][:, 0]
+        begun = shares[:l, :n].sum(0).clamp(max=1.0)
+        coefficients = pi[1:] / begun[:, None, None]
+        torch.testing.assert_close(found[l, 0], pi[0], rtol=0, atol=1e-12)
+        expected = torch.einsum("nbt,in->ibt", coefficients, shares[:l, :n])
+        torch.testing.assert_close(found[l, 1 : l + 1], expected, rtol=0, atol=1e-12)

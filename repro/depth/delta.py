@@ -104,6 +104,10 @@ class DeltaAttnRes(AttnRes):
             return replace(
                 self.FACTS, system="Cumulative AttnRes, additive", source="h[l-1] and [h[1]..h[l-1]]"
             )
+        if len(self.plan.ends) < self.num_sublayers:
+            return replace(
+                self.FACTS, system="Delta-AttnRes, blocks", source="h[l-1] and [b[0]..b[n-1], b[n]^j]"
+            )
         return self.FACTS
 
     def flops_per_token(self) -> float:
