@@ -90,7 +90,7 @@ class LaggedQuery(AttnRes):
         else:
             inside = range(self._completed[group.start], self._completed[l])  # complete since the group began
             if inside:
-                state = self._score(state, inside, l, self._own_query(state, l))
+                state = self._score_reads(state, inside, l, self._own_query(state, l))
             mixed, state = self._finish_read(state, l)
         if self.query == "mixed_state" and l + 1 == group.stop:
             state = state._replace(mixed=mixed)
@@ -114,10 +114,12 @@ class LaggedQuery(AttnRes):
             if self.key_gains is not None:
                 queries = queries * self.key_gains[l : l + len(projection)].to(queries.dtype)
         state = state._replace(queries=queries.unbind(-2))
-        state = self._score(state, range(len(state.sources)), l, queries)
+        state = self._score_reads(state, range(len(state.sources)), l, queries)
         return self._mix_group(state, 0, group) if self._levels and len(projection) > 1 else state
 
-    def _score(self, state: AttnResState, sources: Sequence[int], l: int, queries: Tensor) -> AttnResState:
+    def _score_reads(
+        self, state: AttnResState, sources: Sequence[int], l: int, queries: Tensor
+    ) -> AttnResState:
         """Logits of some complete sources against queries [B, T, R, D] of the reads from l on."""
         logits = self._logits([state.sources[i] for i in sources], queries)
         scores = list(state.scores)
