@@ -98,11 +98,19 @@ class AttnRes(PhasedReads):
         self._choose_execution(execution)
 
         reads = num_sublayers + self.output_read
-        if query == "learned":
-            self.queries = tagged(torch.zeros(reads, width), "query")
-        else:
-            self.query_projections = tagged(torch.zeros(reads, width, width), "query")
+        self._add_queries(reads)
         self.key_gains = tagged(torch.ones(reads, width), "gain") if key_gain and key_norm else None
+
+    def _add_queries(self, reads: int) -> None:
+        """The parameters that the queries of so many reads come from."""
+        if self.query == "learned":
+            self.queries = tagged(torch.zeros(reads, self.width), "query")
+        else:
+            self.query_projections = tagged(torch.zeros(reads, self.width, self.width), "query")
+
+    def _projections(self) -> tuple[Tensor, ...]:
+        """What projects the query of each read from an activation."""
+        return self.query_projections.unbind(0)
 
     def _choose_execution(self, execution: str) -> None:
         """Fall back where an execution does not apply, and plan which mix uses which score."""
@@ -121,7 +129,7 @@ class AttnRes(PhasedReads):
     def begin(self, embedding: Tensor) -> AttnResState:
         state = AttnResState((embedding,), mixed=embedding)
         if self.query != "learned":
-            return state._replace(projections=self.query_projections.unbind(0))
+            return state._replace(projections=self._projections())
         queries = self._folded_queries()
         state = state._replace(queries=queries.unbind(0), stacked=queries)
         if self.execution == "per_read":
@@ -197,12 +205,15 @@ class AttnRes(PhasedReads):
         assert origin is not None
         with full_precision(origin.device):
             projection = state.projections[l]
-            origin = origin.to(torch.promote_types(origin.dtype, projection.dtype))
-            if self.query_norm != "none":
-                origin = torch.nn.functional.rms_norm(origin, (self.width,), eps=self.eps)
-            if self.query_norm == "unit":
-                origin = origin * self.width**-0.5
+            origin = self._normalised(origin, projection.dtype)
             return torch.nn.functional.linear(origin, projection.to(origin.dtype))
+
+    def _normalised(self, origin: Tensor, dtype: torch.dtype) -> Tensor:
+        """What a query is projected from, in its own dtype or a wider `dtype`."""
+        origin = origin.to(torch.promote_types(origin.dtype, dtype))
+        if self.query_norm != "none":
+            origin = torch.nn.functional.rms_norm(origin, (self.width,), eps=self.eps)
+        return origin * self.width**-0.5 if self.query_norm == "unit" else origin
 
     def _only_source(self, l: int, source: Tensor) -> Tensor:
         """One source has weight one whatever the query, which gets no gradient."""

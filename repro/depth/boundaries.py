@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from repro.errors import ConfigError
 
@@ -30,10 +31,57 @@ def ends_by_size(num_sublayers: int, block_size: int) -> tuple[int, ...]:
 
 def ends_by_count(num_sublayers: int, num_blocks: int) -> tuple[int, ...]:
     """End of each of exactly num_blocks blocks, at round(k L / N): sizes differ by at most one."""
+    check_num_blocks(num_sublayers, num_blocks)
+    return tuple(round(k * num_sublayers / num_blocks) for k in range(1, num_blocks + 1))
+
+
+def check_num_blocks(num_sublayers: int, num_blocks: int) -> None:
+    """ConfigError unless the sublayers can be cut into so many blocks of at least one."""
     if not is_whole(num_blocks, 1, num_sublayers):
         allowed = f"a whole number from 1 to the number of sublayers, {num_sublayers}"
         raise ConfigError("arm.mixer.num_blocks", num_blocks, allowed)
-    return tuple(round(k * num_sublayers / num_blocks) for k in range(1, num_blocks + 1))
+
+
+def ends_by_list(num_sublayers: int, boundaries: Any) -> tuple[int, ...]:
+    """Ends after the given numbers of sublayers; the last block ends at L, listed or not."""
+    key = "arm.mixer.boundaries"
+    listed = isinstance(boundaries, Sequence) and not isinstance(boundaries, str) and len(boundaries) > 0
+    if not listed or not all(is_whole(end, 1) for end in boundaries):
+        raise ConfigError(key, boundaries, "a list of whole numbers of sublayers, each at least 1")
+    if any(b <= a for a, b in itertools.pairwise(boundaries)):
+        raise ConfigError(key, boundaries, "in ascending order, each boundary once")
+    if boundaries[-1] > num_sublayers:
+        raise ConfigError(key, boundaries, f"none beyond the number of sublayers, {num_sublayers}")
+    return (*(end for end in boundaries if end < num_sublayers), num_sublayers)
+
+
+def ends_by_fractions(num_sublayers: int, fractions: Any) -> tuple[int, ...]:
+    """Ends at round(f L) for the given fractions of the depth, and at L."""
+    key = "arm.mixer.fractions"
+    listed = isinstance(fractions, Sequence) and not isinstance(fractions, str) and len(fractions) > 0
+    if not listed or not all(isinstance(f, float) and 0 < f < 1 for f in fractions):
+        raise ConfigError(key, fractions, "a list of numbers above 0 and below 1")
+    ends = [0, *(round(f * num_sublayers) for f in fractions), num_sublayers]
+    if any(b <= a for a, b in itertools.pairwise(ends)):
+        allowed = f"in ascending order and at least one of {num_sublayers} sublayers apart"
+        raise ConfigError(key, fractions, allowed)
+    return tuple(ends[1:])
+
+
+def ends_by_weight(num_blocks: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """End of each of exactly num_blocks blocks, where the running weight comes nearest to k / N of the whole.
+
+    weights: one per sublayer. Every block has at least one sublayer; of two equally near ends the first.
+    """
+    num_sublayers = len(weights)
+    check_num_blocks(num_sublayers, num_blocks)
+    running = [0.0, *itertools.accumulate(weights)]
+    ends = [0]
+    for k in range(1, num_blocks):
+        target = k * running[-1] / num_blocks
+        candidates = range(ends[-1] + 1, num_sublayers - (num_blocks - k) + 1)
+        ends.append(min(candidates, key=lambda end: abs(running[end] - target)))
+    return (*ends[1:], num_sublayers)
 
 
 def source_plan(
