@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from repro import ops
 from repro.depth.facts import SchemeFacts
+from repro.depth.inputs import Read
 from repro.errors import ConfigError
 
 #: What `runtime.backend` may be.
@@ -56,6 +57,8 @@ class DepthMixer(nn.Module):
 
     #: the scheme's row of Table 5
     FACTS: ClassVar[SchemeFacts]
+    #: True where a read maps channels to channels, so that numbers per pair (`repro.depth.matrix`) do not give it
+    maps_channels: bool = False
     executions: tuple[str, ...] = ("per_read",)
     #: True where the scheme normalises the state after adding (post-norm): the decoder then
     #: applies no final norm of its own.
@@ -88,12 +91,12 @@ class DepthMixer(nn.Module):
         """State before the first sublayer; embedding is [B, T, D]."""
         raise NotImplementedError
 
-    def read(self, state: State, l: int) -> tuple[Tensor, State]:
-        """Input of sublayer l, [B, T, D], and the new state."""
+    def read(self, state: State, l: int) -> tuple[Read, State]:
+        """Input of sublayer l and the new state: [B, T, D], or for attention (even l) `AttentionInputs`."""
         raise NotImplementedError
 
-    def write(self, state: State, l: int, output: Tensor) -> State:
-        """State after sublayer l wrote output, [B, T, D]."""
+    def write(self, state: State, l: int, output: Any) -> State:
+        """State after sublayer l wrote output, [B, T, D], or the `AttentionOutput` that its read asked for."""
         raise NotImplementedError
 
     def finish(self, state: State) -> Tensor:
@@ -126,6 +129,10 @@ class DepthMixer(nn.Module):
     def stream(self, state: State) -> Tensor | None:
         """The running tensor whose growth Fig. 5 plots: the stream, or the current partial sum."""
         return None
+
+    def mlp_width(self, block: int, width: int) -> int:
+        """Hidden width of the MLP of a transformer block (from 0), where that of the model is `width`."""
+        return width
 
     def parameters_without_gradient(self) -> set[str]:
         """Rows whose gradient is exactly zero whatever the input, e.g. the query of a read of one source.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repro.depth.base import DepthMixer, tagged
+from repro.depth.inputs import Output, Read, written
 from repro.errors import ConfigError
 from repro.model.attention import CausalAttention, Rotary
 from repro.model.loss import mean_loss, token_losses
@@ -31,8 +32,8 @@ class Sublayer(nn.Module):
         super().__init__()
         self.norm, self.operator = norm, operator
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.operator(self.norm(x))
+    def forward(self, x: Read) -> Output:
+        return self.operator(self.norm(x) if isinstance(x, Tensor) else x.normed(self.norm))
 
 
 class Decoder(nn.Module):
@@ -84,11 +85,12 @@ class Decoder(nn.Module):
         self.embedding = tagged(torch.empty(vocab_size, width), "embedding")
         rotary = Rotary(width // num_heads, context, rope_base)
         self.sublayers = nn.ModuleList()
-        for _ in range(num_transformer_blocks):
+        for block in range(num_transformer_blocks):
+            hidden = self.mixer.mlp_width(block, mlp_width)
             self.sublayers.append(
                 Sublayer(RMSNorm(width, norm_eps), CausalAttention(width, num_heads, rotary))
             )
-            self.sublayers.append(Sublayer(RMSNorm(width, norm_eps), SwiGLU(width, mlp_width)))
+            self.sublayers.append(Sublayer(RMSNorm(width, norm_eps), SwiGLU(width, hidden)))
         self.final_norm = nn.Identity() if self.mixer.post_norm else RMSNorm(width, norm_eps)
         self.head = tagged(torch.empty(vocab_size, width), "head")
 
@@ -104,7 +106,7 @@ class Decoder(nn.Module):
             x, state = mixer.read(state, l)
             output = sublayer(x)
             if observe is not None:
-                observe("output", l, output)
+                observe("output", l, written(output))
             state = mixer.write(state, l, output)
             if observe is not None and (stream := mixer.stream(state)) is not None:
                 observe("stream", l, stream)
