@@ -222,7 +222,7 @@ def test_constants_of_the_ablation_model() -> None:
 
 
 def test_deepnorm_scales_the_draws_of_prenorm(config: DictConfig) -> None:
-    """L = 8, M = 4: (8 * 4)^(-1/4) = 0.42044820762685725 on all matrices but query and key, in each sublayer."""
+    """L = 8, M = 4: (8 * 4)^(-1/4) = 0.42044820762685725 on all matrices but query and key."""
     prenorm = dict(build(config, "prenorm").named_parameters())
     found = dict(build(config, "deepnorm").named_parameters())
     scaled = {name for name, p in found.items() if not name.startswith("mixer.") and name in prenorm}

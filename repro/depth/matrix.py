@@ -5,12 +5,11 @@ written is a leaf of the graph, and the entry M[l, i] is the derivative of read 
 the scheme count as constants (`DepthMixer.frozen`). Row L is the output read; the paper's matrix is the rest.
 
 The entry is a number per token and head where a scheme weighs whole vectors (or channel groups). Where a
-channel has a weight of its own (`DepthMixer.per_channel`: a gate, the gain of a norm), the entry is the mean over
-channels, or all of them on request. Where a scheme maps between channels, the entry is the mean of the diagonal,
-and `residual` says how far the matrix is from reproducing the reads.
+channel has a weight of its own (`DepthMixer.per_channel`: a gate, the gain of a norm), the entry is the mean
+over channels, or there is one for each on request. Where a scheme maps between channels, the entry is the mean
+of the diagonal, and `residual` says how far the matrix is from reproducing the reads.
 
-A norm of the state is linear while its root mean square counts as a constant, so its inverse is part of the
-weights.
+A norm of the state is linear while its root mean square counts as a constant, whose inverse is thus a weight.
 """
 
 from __future__ import annotations

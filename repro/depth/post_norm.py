@@ -4,9 +4,9 @@ post-norm  h_l = Norm(h_{l-1} + f(h_{l-1}))
 DeepNorm   h_l = Norm(alpha h_{l-1} + f(h_{l-1})), with small initial matrices
 KEEL       h_l = Norm(alpha h_{l-1} + f(Norm(h_{l-1})))
 
-Norm is RMSNorm, as everywhere here, with a gain of its own after every sublayer; the last one is what the head
-reads, so the decoder adds no final norm. The inner norm of KEEL is the decoder's pre-norm, which the other two
-do without: their first sublayer reads the embedding itself.
+Norm is RMSNorm, as everywhere here, with a gain of its own after every sublayer; the head reads the last one,
+so the decoder adds no final norm. The inner norm of KEEL is the decoder's pre-norm, which the other two do
+without: their first sublayer reads the embedding itself.
 """
 
 from __future__ import annotations

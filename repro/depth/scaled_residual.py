@@ -1,8 +1,8 @@
 """ReZero and LayerScale (Table 5): what a sublayer writes is scaled by a number, or a number per channel.
 
-ReZero: h_l = h_{l-1} + alpha_l f(h_{l-1}), alpha_l = 0 at the start, so that the network starts as the identity.
-LayerScale: h_l = h_{l-1} + diag(lambda_l) f(h_{l-1}), lambda_l small at the start. With all scales one, both are
-PreNorm.
+ReZero: h_l = h_{l-1} + alpha_l f(h_{l-1}) with alpha_l = 0 at the start, where all reads are the embedding.
+LayerScale: h_l = h_{l-1} + diag(lambda_l) f(h_{l-1}) with lambda_l small at the start. With all scales one,
+both are PreNorm.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class ReZero(SingleState):
     """One learned scale per sublayer.
 
     initial: alpha at the start.  pre_norm: whether sublayers keep their norm. Table 5 writes the rule over the
-    same f as PreNorm's, so it is kept by default; ReZero itself was proposed without any norm in the sublayers
-    (false). Errors: ConfigError for `arm.mixer.initial`, `.pre_norm`.
+    same f as PreNorm's, so they do by default; ReZero was proposed without any norm in them (false).
+    Errors: ConfigError for `arm.mixer.initial`, `arm.mixer.pre_norm`.
     """
 
     FACTS = SchemeFacts(

@@ -1,8 +1,8 @@
 """SiameseNorm (Table 5): a post-norm and a pre-norm stream that share their sublayers.
 
-With y the output of a sublayer, h1 <- Norm(h1 + y) and h2 <- h2 + y; both start as the embedding. Table 5 says
-no more. What a sublayer reads, and the output, follow the published code of the method (for vision), which
-normalises h1 when it is next read: with RMSNorms of their own gain,
+With y the output of a sublayer, h1 <- Norm(h1 + y) and h2 <- h2 + y; both start as the embedding, and Table 5
+says no more. What a sublayer reads, and the output, follow the published code of the method (arXiv:2602.08064),
+which normalises h1 when it is next read. With RMSNorms that each have a gain of their own,
 
     h1 <- Norm(h1);  y = f(h1 + Norm(h2));  h1 <- h1 + c y;  h2 <- h2 + y
 
@@ -26,8 +26,9 @@ OUTPUT_SCALES = ("one", "depth")
 class SiameseNorm(DepthMixer):
     """Two streams, each with a norm before every read.
 
-    output_scale: c above: `one` (default, the rule of Table 5), or `depth`, as in the published code:
-    1 / sqrt(2 (k + 1)) in transformer block k = 0, 1, ..., whose two sublayers make 2 (k + 1) so far.
+    output_scale: c above: `one` (default, the rule of Table 5), or `depth`, as in the published code
+    for vision and language: 1 / sqrt(2 (k + 1)) in transformer block k = 0, 1, ..., which ends 2 (k + 1)
+    sublayers. Table 5 has no such factor.
     Errors: ConfigError for `arm.mixer.output_scale`.
     """
 

@@ -8,10 +8,7 @@ from repro.depth.base import DepthMixer, State
 
 
 class SingleState(DepthMixer):
-    """The state is the stream h [B, T, D], the embedding at the start; a subclass says what `write` makes of it.
-
-    Executions: there is nothing to compute ahead.
-    """
+    """The state is the stream h [B, T, D], the embedding at the start; `write`, of a subclass, changes it."""
 
     def begin(self, embedding: Tensor) -> State:
         return (embedding,)
