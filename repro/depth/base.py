@@ -9,6 +9,7 @@ Sublayers are counted from 0; index L stands for the output read, which feeds th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from repro import ops
 from repro.depth.facts import SchemeFacts
 from repro.depth.inputs import Read
 from repro.errors import ConfigError
+from repro.ops.norm import inverse_rms, rms_norm
 
 #: What `runtime.backend` may be.
 BACKENDS, SINGLE_READS = ops.BACKENDS, ops.SINGLE_READS
@@ -37,6 +39,11 @@ def tagged(value: Tensor, group: str) -> nn.Parameter:
     parameter = nn.Parameter(value)
     parameter.group = group  # type: ignore[attr-defined]
     return parameter
+
+
+def is_number(value: object) -> bool:
+    """Whether a setting is a finite number (not a bool)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def pick_backend(name: str, device: torch.device | str, compiled: bool = False) -> str:
@@ -63,6 +70,10 @@ class DepthMixer(nn.Module):
     #: True where the scheme normalises the state after adding (post-norm): the decoder then
     #: applies no final norm of its own.
     post_norm: bool = False
+    #: False where a sublayer takes its read as it is: the decoder then gives its sublayers no norm.
+    pre_norm: bool = True
+    #: True where a channel may have a weight of its own, by a gate or a gain (`repro.depth.matrix`).
+    per_channel: bool = False
 
     def __init__(
         self,
@@ -102,6 +113,12 @@ class DepthMixer(nn.Module):
     def finish(self, state: State) -> Tensor:
         """What the final norm sees, [B, T, D]."""
         raise NotImplementedError
+
+    def normed(self, x: Tensor, gain: Tensor) -> Tensor:
+        """A norm of the scheme's own, of x [..., D] with gain [D]: RMSNorm, linear in x while `frozen`."""
+        if not self.frozen:
+            return rms_norm(x, gain, self.eps)
+        return x * self.held(inverse_rms(x, self.eps)).to(x.dtype) * gain.to(x.dtype)
 
     # -- what a scheme says about itself -------------------------------------------------------
 
@@ -153,6 +170,13 @@ class DepthMixer(nn.Module):
         was written.
         """
         return weights.detach() if self.frozen else weights
+
+    def initial_scale(self, name: str) -> float:
+        """Factor on the draw of a parameter of the decoder, `sublayers.3.operator.value` for instance.
+
+        The draw itself stays that of every other scheme. The scheme's own parameters are not asked for.
+        """
+        return 1.0
 
     def flops_per_token(self) -> float:
         """Forward floating-point operations per token spent on mixing (a multiply-add counts 2)."""
