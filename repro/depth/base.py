@@ -64,7 +64,7 @@ class DepthMixer(nn.Module):
 
     #: the scheme's row of Table 5
     FACTS: ClassVar[SchemeFacts]
-    #: True where a read maps channels to channels, so that numbers per pair (`repro.depth.matrix`) do not give it
+    #: True where a read maps channels to channels: numbers per pair (`repro.depth.matrix`) do not give it
     maps_channels: bool = False
     executions: tuple[str, ...] = ("per_read",)
     #: True where the scheme normalises the state after adding (post-norm): the decoder then
@@ -107,7 +107,7 @@ class DepthMixer(nn.Module):
         raise NotImplementedError
 
     def write(self, state: State, l: int, output: Any) -> State:
-        """State after sublayer l wrote output, [B, T, D], or the `AttentionOutput` that its read asked for."""
+        """State after sublayer l wrote output: [B, T, D], or the `AttentionOutput` its read asked for."""
         raise NotImplementedError
 
     def finish(self, state: State) -> Tensor:

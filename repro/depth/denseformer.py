@@ -74,7 +74,9 @@ class DenseFormer(scalar_mixing.ScalarMixer):
                 allowed = f"a whole number from 1 to the number of transformer blocks, {most}"
                 raise ConfigError(key, value, allowed if over == "blocks" else "1 where over is sublayers")
         self.dilation, self.period = dilation, period
-        learned = [(i, j) for i in range(1, self.num_averages + 1) for j in self._columns(i) if self._averages(i)]
+        learned = [
+            (i, j) for i in range(1, self.num_averages + 1) for j in self._columns(i) if self._averages(i)
+        ]
         self.add_scalars(
             self.num_averages + 1,
             lambda rows, columns: rows == columns if over == "blocks" else torch.ones(len(rows)),
@@ -114,9 +116,7 @@ class DenseFormer(scalar_mixing.ScalarMixer):
         stream = scalar_mixing.mixed(histories[i % self.dilation], state.stream.dtype)
         return state._replace(stream=stream, histories=histories)
 
-    def _appended(
-        self, state: DenseFormerState, i: int, source: Tensor
-    ) -> tuple[scalar_mixing.History, ...]:
+    def _appended(self, state: DenseFormerState, i: int, source: Tensor) -> tuple[scalar_mixing.History, ...]:
         residue, histories = i % self.dilation, state.histories
         if i < self.dilation:
             return (*histories, scalar_mixing.start(state.weights[residue], source, self.group_size))
@@ -142,7 +142,8 @@ class DenseFormer(scalar_mixing.ScalarMixer):
         every = "" if p == 1 else f", every {p} blocks"
         return replace(
             self.FACTS,
-            source=("[x[0]..x[i]]" if k == 1 else f"[x[i], x[i-{k}]..]") + ", states after transformer blocks",
+            source=("[x[0]..x[i]]" if k == 1 else f"[x[i], x[i-{k}]..]")
+            + ", states after transformer blocks",
             update=f"y[i] = sum_j a[i,j] x[j], x[j] with its residual{every}",
             update_tex=r"y_i = \sum_{j \le i} \alpha_{ij} x_j",
         )

@@ -23,14 +23,14 @@ from repro.ops.precision import full_precision
 class DenseNet(DepthMixer):
     """A projection per read, from (l + 1) D to D at read l = 0, ..., L: (L + 1)(L + 2) / 2 D^2 parameters.
 
-    init: "identity" (every W_{l,i} = I, which is PreNorm) or "fan_in" (normal, variance one over (l + 1) D, as
-    a DenseNet's own layers). Errors: ConfigError for `arm.mixer.init`.
+    init: "identity" (every W_{l,i} = I, which is PreNorm) or "fan_in" (normal, variance one over (l + 1) D,
+    as layers of a DenseNet have it). Errors: ConfigError for `arm.mixer.init`.
 
     Slow by definition: 2 D^2 operations per read and source. At L = 32 that is 561 matrices of D^2 where the
-    sublayers have 16 x 12, so several times PreNorm in arithmetic, parameters and optimiser state; no order
-    of summation saves any of it, since no two reads share a matrix. One product per read over the
-    concatenation runs them at the speed of large products. It stands here as the ancestor in Table 5; mixing by
-    scalars (`Static`) is what is left if every W_{l,i} is a multiple of I.
+    sublayers have 16 x 12: several times PreNorm in arithmetic, parameters and optimiser state. No order of
+    summation saves any of it, since no two reads share a matrix; one product per read over the concatenation
+    runs them at the speed of large products. It stands here as the ancestor in Table 5; what is left if every
+    W_{l,i} is a multiple of I is mixing by scalars (`Static`).
     """
 
     FACTS = SchemeFacts(

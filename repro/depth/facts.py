@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from repro.depth.inputs import AttentionInputs, AttentionOutput
+
 if TYPE_CHECKING:
     from repro.depth.base import DepthMixer
 
@@ -78,9 +80,11 @@ def _state_sizes(mixer: DepthMixer, tokens: int) -> list[int]:
     state = mixer.begin(activation())
     sizes = [_size(state)]
     for l in range(mixer.num_sublayers):
-        _, state = mixer.read(state, l)
+        read, state = mixer.read(state, l)
         sizes.append(_size(state))
-        state = mixer.write(state, l, activation())
+        keeps = isinstance(read, AttentionInputs) and read.keep_values
+        output = AttentionOutput(activation(), activation()) if keeps else activation()
+        state = mixer.write(state, l, output)
         sizes.append(_size(state))
     return sizes
 

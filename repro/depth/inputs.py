@@ -67,6 +67,11 @@ def value_input(read: Read) -> Tensor:
     return read.query if read.value is None else read.value
 
 
-def written(output: Output) -> Tensor:
+def output_tensor(output: Output) -> Tensor:
     """What a sublayer wrote, [B, T, D]."""
     return output if isinstance(output, Tensor) else output.output
+
+
+def with_tensor(output: Output, tensor: Tensor) -> Output:
+    """The same output with another tensor written; what else it carries becomes a constant."""
+    return tensor if isinstance(output, Tensor) else AttentionOutput(tensor, output.values.detach())

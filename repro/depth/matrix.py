@@ -10,6 +10,7 @@ over channels, or there is one for each on request. Where a scheme maps between 
 of the diagonal, and `residual` says how far the matrix is from reproducing the reads.
 
 A norm of the state is linear while its root mean square counts as a constant, whose inverse is thus a weight.
+Where an attention sublayer reads several tensors (`repro.depth.inputs`), the row is that of its value input.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import torch
 from torch import Tensor
 
 from repro.depth.base import DepthMixer
+from repro.depth.inputs import Output, Read, output_tensor, value_input, with_tensor
 
-#: (sublayer index, what it reads) -> what it writes, [B, T, D] both
-Sublayers = Callable[[int, Tensor], Tensor]
+#: (sublayer index, what it reads) -> what it writes, [B, T, D] both or as `repro.depth.inputs` says
+Sublayers = Callable[[int, Read], Output]
 
 
 class DepthMatrix(NamedTuple):
@@ -50,9 +52,10 @@ def depth_matrix(
     kept = width if channels else mixer.depth_heads
     tokens = embedding.shape[:-1]
     weights = embedding.new_zeros(L + 1, L + 1, kept, *tokens)
-    # Signs average to the diagonal of a map between channels, and find a diagonal map exactly.
+    # Signs average to the diagonal of a map between channels, and find a diagonal map exactly; the same signs
+    # for all tokens, so that a map which is the same for all gives them one entry.
     draw = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, embedding.shape, generator=draw).mul(2).sub(1).to(embedding)
+    signs = torch.randint(0, 2, (width,), generator=draw).mul(2).sub(1).to(embedding)
     written = [embedding.detach().requires_grad_()]
     residual = 0.0
     with _frozen(mixer), torch.enable_grad():
@@ -62,14 +65,15 @@ def depth_matrix(
                 read, state = mixer.read(state, l)
             else:
                 read = mixer.finish(state)
-            entries = _entries(read, written, signs, groups)
+            x = value_input(read)
+            entries = _entries(x, written, signs, groups)
             weights[l, : l + 1] = entries.unflatten(-1, (kept, -1)).mean(-1).movedim(-1, 1)
-            residual = max(residual, _residual(read, written, entries))
+            residual = max(residual, _residual(x, written, entries))
             if l < L:
                 with torch.no_grad():
                     output = sublayers(l, read)
-                written.append(output.detach().to(embedding.dtype).requires_grad_())
-                state = mixer.write(state, l, written[-1])
+                written.append(output_tensor(output).detach().to(embedding.dtype).requires_grad_())
+                state = mixer.write(state, l, with_tensor(output, written[-1]))
     return DepthMatrix(weights, residual)
 
 

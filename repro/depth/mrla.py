@@ -5,10 +5,10 @@ head). In the original, queries and keys are the global average over positions, 
 with a short kernel, and values a depthwise convolution over positions. Tokens keep to themselves in a
 residual scheme (an average over positions would see the future), so here
 
-    q_l = a_l * rms(v_l),  k_i = b_i * rms(v_i)    (*: convolution along the channels, a_l and b_i of odd length)
-    h_l = sum_{i <= l} w(q_l, k_i) g_i v_i         (g_i: a gain per channel, the depthwise kernel of length one)
+    q_l = a_l * rms(v_l),  k_i = b_i * rms(v_i)      *: convolution along the channels, of odd length
+    h_l = sum_{i <= l} w(q_l, k_i) g_i v_i           g_i: gain per channel, a depthwise kernel of length one
 
-for read l over the embedding v_0 and what the sublayers wrote, v_1, ..., v_l; rms without a gain. The query is
+for read l over the embedding v_0 and what the sublayers wrote, v_1, ..., v_l; rms has no gain. The query is
 made of the latest source. The output read is one more of the same kind.
 """
 
@@ -60,13 +60,10 @@ class MRLA(DepthMixer):
         weight=DYNAMIC,
         source="[h[1]..h[l-1]]",
         update="h[l] = sum_i s(conv f[l-1])^T s(conv f[i]) g[i] f[i]",
-        update_tex=(
-            r"h_l = \sum_{i<l} \sigma(a_l * f_{l-1})^\top \sigma(b_i * f_i) \; g_i \odot f_i"
-        ),
+        update_tex=(r"h_l = \sum_{i<l} \sigma(a_l * f_{l-1})^\top \sigma(b_i * f_i) \; g_i \odot f_i"),
         links=("arXiv:2302.03985",),
     )
     per_channel = True
-    maps_channels = True
     shifts: Tensor
 
     def __init__(
@@ -89,7 +86,9 @@ class MRLA(DepthMixer):
         self.heads, self.act = heads, act
         # Shift j moves channel c + j - kernel // 2 to c: the sum of shifts by the kernel is the convolution.
         reach = range(-(kernel // 2), kernel // 2 + 1)
-        shifts = torch.stack([torch.diag_embed(torch.ones(max(width - abs(j), 0)), j)[:width, :width] for j in reach])
+        shifts = torch.stack(
+            [torch.diag_embed(torch.ones(max(width - abs(j), 0)), j)[:width, :width] for j in reach]
+        )
         self.register_buffer("shifts", shifts.flatten(1), persistent=False)
         start = torch.zeros(num_sublayers + 1, kernel)
         identity = start.clone()
@@ -111,8 +110,9 @@ class MRLA(DepthMixer):
         matrix = state.kernels[i]
         with full_precision(source.device):
             x = F.rms_norm(source.to(matrix.dtype), (self.width,), eps=self.eps)
-            both = linear(x, matrix)
-            query, key = (both.sigmoid() if self.act == "sigmoid" else both).split(self.width, dim=-1)
+            both = linear(x, matrix).split(self.width, dim=-1)
+            # Contiguous: a key is gone through once per later read.
+            query, key = (y.sigmoid() if self.act == "sigmoid" else y.contiguous() for y in both)
         value = source * self.value_gains[i].to(source.dtype)
         return state._replace(
             query=query, keys=(*state.keys, key), values=(*state.values, value), latest=source

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from repro.depth.base import DepthMixer, State, tagged
+from repro.depth.inputs import value_input
 from repro.ops.precision import full_precision
 
 #: Sources per group of `two_phase`: near the square root of the usual L, where both phases cost the same.
@@ -135,7 +136,7 @@ class ScalarMixer(DepthMixer):
         return start(weights, embedding, self.group_size)
 
     def finish(self, state: State) -> Tensor:
-        return self.read(state, self.num_sublayers)[0]
+        return value_input(self.read(state, self.num_sublayers)[0])
 
 
 class _WeightedSum(torch.autograd.Function):

@@ -8,13 +8,12 @@ variants of the paper.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from repro.depth.base import DepthMixer, tagged
+from repro.depth.base import DepthMixer, is_number, tagged
 from repro.depth.facts import STATIC, SchemeFacts
 from repro.depth.inputs import AttentionInputs, AttentionOutput, Output, Read, ValueMix
 from repro.errors import ConfigError
@@ -48,7 +47,7 @@ class ValueResidual(DepthMixer):
     ) -> None:
         super().__init__(num_sublayers, width, **common)
         for key, value in (("arm.mixer.own", own), ("arm.mixer.first", first)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            if not is_number(value):
                 raise ConfigError(key, value, "a number")
         later = (num_sublayers + 1) // 2 - 1
         self.lambdas = tagged(torch.tensor([[float(own), float(first)]]).repeat(later, 1), "scalar")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repro.depth.base import DepthMixer, is_number, tagged
-from repro.depth.inputs import Output, Read, written
+from repro.depth.inputs import Output, Read, output_tensor
 from repro.errors import ConfigError
 from repro.model.attention import CausalAttention, Rotary
 from repro.model.loss import mean_loss, token_losses
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
             x, state = mixer.read(state, l)
             output = sublayer(x)
             if observe is not None:
-                observe("output", l, written(output))
+                observe("output", l, output_tensor(output))
             state = mixer.write(state, l, output)
             if observe is not None and (stream := mixer.stream(state)) is not None:
                 observe("stream", l, stream)
