@@ -34,13 +34,12 @@ ACTS = ("sigmoid", "softmax")
 class MRLAState(NamedTuple):
     """query: of the next read.  keys, values: of all sources, [B, T, D] each; values with their gain.
 
-    latest: what was written last.  kernels: the two convolutions of each source as one matrix [2 D, D].
+    kernels: the two convolutions of each source as one matrix [2 D, D].
     """
 
     query: Tensor
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
-    latest: Tensor
     kernels: tuple[Tensor, ...]
 
 
@@ -102,7 +101,7 @@ class MRLA(DepthMixer):
         kernels = torch.stack((self.query_kernels, self.key_kernels), dim=1).to(wide)  # [L + 1, 2, kernel]
         with full_precision(embedding.device):
             matrices = (kernels @ self.shifts.to(wide)).view(len(kernels), 2 * self.width, self.width)
-        return self._added(MRLAState(embedding, (), (), embedding, matrices.unbind(0)), embedding)
+        return self._added(MRLAState(embedding, (), (), matrices.unbind(0)), embedding)
 
     def _added(self, state: MRLAState, source: Tensor) -> MRLAState:
         """The state with one more source, and the query that is made of it."""
@@ -114,13 +113,11 @@ class MRLA(DepthMixer):
             # Contiguous: a key is gone through once per later read.
             query, key = (y.sigmoid() if self.act == "sigmoid" else y.contiguous() for y in both)
         value = source * self.value_gains[i].to(source.dtype)
-        return state._replace(
-            query=query, keys=(*state.keys, key), values=(*state.values, value), latest=source
-        )
+        return state._replace(query=query, keys=(*state.keys, key), values=(*state.values, value))
 
     def read(self, state: MRLAState, l: int) -> tuple[Tensor, MRLAState]:
-        dtype = state.latest.dtype
-        with full_precision(state.latest.device):
+        dtype = state.values[0].dtype
+        with full_precision(state.query.device):
             scores = head_scores(state.query, state.keys, self.heads)  # [S, B, T, H]
             if self.act == "softmax":
                 scores = (scores * (self.width // self.heads) ** -0.5).softmax(0)
@@ -130,13 +127,13 @@ class MRLA(DepthMixer):
         return x.to(dtype), state
 
     def write(self, state: MRLAState, l: int, output: Tensor) -> MRLAState:
-        return self._added(state, output.to(state.latest.dtype))
+        return self._added(state, output.to(state.values[0].dtype))
 
     def finish(self, state: MRLAState) -> Tensor:
         return self.read(state, self.num_sublayers)[0]
 
     def stream(self, state: MRLAState) -> Tensor | None:
-        return state.latest
+        return state.values[-1]
 
     def source_columns(self, l: int) -> list[int]:
         return list(range(l + 1))
