@@ -29,7 +29,7 @@ from repro.ops.head_mix import head_scores, head_sum
 from repro.train.evaluate import DepthWeightRecorder
 from tests.decoders import SIZE, build, tokens
 from tests.tiny import tiny_config
-from tests.toy import Toy, default_dtype, error, normal, randomise, rms_norm
+from tests.toy import Toy, default_dtype, error, normal, randomise
 
 L, WIDTH = 9, 16
 
@@ -199,86 +199,6 @@ def test_densenet_of_multiples_of_the_identity_is_static_mixing() -> None:
     assert error(found.weights[:, :, 0, 1, 2], scalars.detach()) < 1e-13
 
 
-# MUDDFormer
-
-
-def test_muddformer_starts_as_prenorm(config: DictConfig, prenorm: Tensor) -> None:
-    """W_2 = 0 and b one on the current state: all four streams after a block are its output."""
-    decoder = build(config, "muddformer")
-    assert decoder.mixer.first[0].any()
-    with torch.no_grad():
-        assert error(decoder(tokens()), prenorm) < 1e-12
-        randomise(decoder.mixer)
-        assert error(decoder(tokens()), prenorm) > 1e-3
-
-
-def test_muddformer_without_dynamic_weights_is_its_bias(config: DictConfig) -> None:
-    """W_2 = 0: the same residual stream as DenseFormer's with alpha = b, where q, k and v follow it too."""
-    mudd, dense = double(MUDDFormer, 8), randomise(double(DenseFormer, 8))
-    alpha = averages(dense, 4, 1, 1)
-    with torch.no_grad():
-        for i, row in alpha.items():
-            mudd.bias[i - 1].copy_(torch.stack(list(row.values())).expand_as(mudd.bias[i - 1]))
-    toy = Toy(8, WIDTH)
-    assert all(error(a, b) < 1e-12 for a, b in zip(toy.walk(mudd), toy.walk(dense), strict=True))
-
-
-def test_muddformer_follows_its_definition() -> None:
-    """Token by token, with weights, biases and streams indexed one by one; five sublayers, three blocks."""
-    mixer, toy = randomise(double(MUDDFormer, 5, eps=1e-6)), Toy(5, WIDTH, embedding_std=1.0)
-    out = torch.empty_like(toy.embedding)
-    with torch.no_grad():
-        for b in range(2):
-            for t in range(5):
-                q = k = v = r = toy.embedding[b, t]
-                states = [r]
-                for block, sublayers in enumerate(([0, 1], [2, 3], [4])):
-                    for l in sublayers:
-                        if l % 2:
-                            mixed = rms_norm(r, 0.0) @ toy.matrices[l]
-                        else:
-                            mixed = rms_norm(v, 0.0) @ toy.matrices[l] + rms_norm(q, 0.0) - rms_norm(k, 0.0)
-                        r = r + 0.02 * torch.tanh(mixed)
-                    states.append(r)
-                    z = mixer.first[block] @ rms_norm(r, 1e-6)
-                    z = 0.5 * z * (1 + torch.erf(z / math.sqrt(2)))
-                    n, streams = len(states), 4 if block < 2 else 1
-                    weights = (mixer.second[block] @ z).view(streams, n) + mixer.bias[block]
-                    new = [
-                        torch.stack([w * x for w, x in zip(row, states, strict=True)]).sum(0)
-                        for row in weights
-                    ]
-                    q, k, v, r = new if streams == 4 else (new[0],) * 4
-                out[b, t] = r
-        assert error(toy.walk(mixer)[-1], out) < 1e-13
-
-
-def test_muddformer_sizes() -> None:
-    """Hidden units 4 (i + 1), after the last block 4 (i + 1) for one stream, in multiples of 64.
-
-    Sixteen blocks: i = 1 to 15 have 4 (i + 1) <= 64 units, so 64 each; i = 16 has 4 x 17 = 68, so 128.
-    Parameters at width D: first 64 D, second 64 x 4 (i + 1), bias 4 (i + 1); last 128 D + 128 x 17 + 17.
-    """
-    mixer = MUDDFormer(32, 8)
-    assert [first.shape[0] for first in mixer.first] == [64] * 15 + [128]
-    inner = sum(64 * 8 + 65 * 4 * (i + 1) for i in range(1, 16))
-    assert num_parameters(mixer) == inner + 128 * 8 + 129 * 17
-    assert MUDDFormer(40, 8).first[15].shape[0] == 128  # 4 x 17 = 68
-    # X_0 to X_3, and before the last block q, k, v and the residual stream; then X_4 and one stream.
-    assert state_per_token(lambda width: MUDDFormer(8, width), 8) == (8, 0)
-
-
-def test_muddformer_may_widen_its_mlps(config: DictConfig) -> None:
-    """i / (n - 1) + 1 / 2 of 24 at n = 4: 12, 20, 28, 36, together 4 x 24."""
-    decoder = of_arm(config, "muddformer.MUDDFormer", mlp_growth=True)
-    assert [decoder.sublayers[l].operator.gate.shape[0] for l in (1, 3, 5, 7)] == [12, 20, 28, 36]
-    assert decoder(tokens()).isfinite().all()
-    uniform = of_arm(config, "muddformer.MUDDFormer")
-    assert [uniform.sublayers[l].operator.gate.shape[0] for l in (1, 3, 5, 7)] == [24] * 4
-    assert decoder.num_parameters() == uniform.num_parameters()
-    assert MUDDFormer(2, 8, mlp_growth=True).mlp_width(0, 24) == 24
-
-
 # MRLA
 
 
@@ -348,57 +268,6 @@ def test_scores_and_sums_by_head(monkeypatch: pytest.MonkeyPatch) -> None:
     leaves = [x.requires_grad_() for x in (query, *keys)]
     assert torch.autograd.gradcheck(lambda q, *k: head_scores(q, k, 3), leaves)
     assert torch.autograd.gradcheck(lambda w, *v: head_sum(w, v), (weights.requires_grad_(), *leaves[1:]))
-
-
-# Value Residual
-
-
-def test_value_residual_at_one_and_zero_is_prenorm(config: DictConfig, prenorm: Tensor) -> None:
-    with torch.no_grad():
-        decoder = of_arm(config, "value_residual.ValueResidual", own=1.0, first=0.0)
-        assert error(decoder(tokens()), prenorm) < 1e-12
-        assert error(build(config, "value_residual")(tokens()), prenorm) > 1e-2
-
-
-def test_value_residual_mixes_the_values_of_the_first_attention(config: DictConfig) -> None:
-    """The decoder written out: lambda_{l,1} V_l + lambda_{l,2} V_1 under the attention weights of l."""
-    decoder = build(config, "value_residual")
-    randomise(decoder.mixer)
-    first: Tensor | None = None
-    with torch.no_grad():
-        stream = torch.nn.functional.embedding(tokens(), decoder.embedding)
-        for l, sublayer in enumerate(decoder.sublayers):
-            x, operator = rms_norm(stream, 1e-8), sublayer.operator
-            if l % 2:
-                stream = stream + operator(x)
-                continue
-            query, key, value = (
-                (x @ w.T).unflatten(-1, (2, -1)).transpose(1, 2)
-                for w in (operator.query, operator.key, operator.value)
-            )
-            if first is None:
-                first = value
-            else:
-                own, earlier = decoder.mixer.lambdas[l // 2 - 1]
-                value = own * value + earlier * first
-            logits = operator.rotary(query) @ operator.rotary(key).mT / math.sqrt(8)
-            future = torch.ones_like(logits[0, 0]).triu(1).bool()
-            mixed = logits.masked_fill(future, -torch.inf).softmax(-1) @ value
-            stream = stream + mixed.transpose(1, 2).flatten(-2) @ operator.output.T
-        expected = rms_norm(stream, 1e-8) @ decoder.head.T
-        assert error(decoder(tokens()), expected) < 1e-12
-
-
-def test_value_residual_counts() -> None:
-    """Two scalars for every attention sublayer but the first; the stream and the first values."""
-    assert [num_parameters(ValueResidual(n, 8)) for n in (1, 2, 3, 8)] == [0, 0, 2, 6]
-    assert state_per_token(lambda width: ValueResidual(8, width), 8) == (2, 0)
-
-
-def test_value_residual_adds_nothing_to_the_depth_matrix() -> None:
-    toy = Toy(6, WIDTH)
-    found = depth_matrix(randomise(double(ValueResidual, 6)), toy.embedding, toy.sublayer)
-    assert torch.equal(found.weights[..., 0, 0, 0], torch.ones(7, 7, dtype=torch.float64).tril())
 
 
 # Bad input

@@ -120,7 +120,8 @@ class MUDDFormer(DepthMixer):
         dtype = torch.promote_types(current.dtype, torch.float32)
         hidden = normed_projection(current.to(dtype).unsqueeze(1), first.to(dtype), self.eps)
         dynamic = second.to(dtype) @ F.gelu(hidden)
-        return dynamic.T.unflatten(-1, bias.shape) + bias.to(dtype)
+        # Contiguous: a product per token of other strides is made one token at a time.
+        return dynamic.T.contiguous().unflatten(-1, bias.shape) + bias.to(dtype)
 
     def finish(self, state: MUDDFormerState) -> Tensor:
         return state.stream
