@@ -91,9 +91,8 @@ def test_inputs_and_values_go_where_they_are_named(attention: CausalAttention) -
     mix = ValueMix(earlier, torch.tensor(0.25), torch.tensor(-1.5))
     found = attention(AttentionInputs(query, key, value, mix, keep_values=True))
     assert isinstance(found, AttentionOutput)
-    assert (
-        error(found.output, by_hand(attention, query, key, 0.3 * own - 1.7 * earlier)) < 1e-7
-    )  # 0.3 in fp32
+    expected = by_hand(attention, query, key, 0.25 * own - 1.5 * earlier)
+    assert error(found.output, expected) < 1e-13
     assert error(found.values, own) < 1e-13
 
 

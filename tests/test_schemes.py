@@ -12,7 +12,11 @@ from repro.depth import scalar_mixing
 from repro.depth.attnres import AttnRes
 from repro.depth.base import DepthMixer
 from repro.depth.denseformer import DenseFormer
+from repro.depth.densenet import DenseNet
 from repro.depth.hyper_connections import MHC, MHCLite
+from repro.depth.inputs import value_input
+from repro.depth.mrla import MRLA
+from repro.depth.muddformer import MUDDFormer
 from repro.depth.prenorm import PreNorm
 from repro.depth.static import Static
 from repro.errors import ConfigError
@@ -173,7 +177,16 @@ def test_the_window_does_not_start_as_prenorm() -> None:
 
 @pytest.mark.parametrize(
     ("scheme", "options"),
-    [(Static, {}), (DenseFormer, {}), (DenseFormer, {"over": "sublayers"}), (MHC, {}), (MHCLite, {})],
+    [
+        (Static, {}),
+        (DenseFormer, {}),
+        (DenseFormer, {"over": "sublayers"}),
+        (MHC, {}),
+        (MHCLite, {}),
+        (DenseNet, {}),
+        (MUDDFormer, {}),
+        (MRLA, {}),
+    ],
 )
 def test_coefficients_ignore_autocast(scheme: type[DepthMixer], options: dict[str, Any]) -> None:
     """Under autocast a scheme keeps fp32: outputs that bf16 can represent give the same bits as without."""
@@ -185,7 +198,7 @@ def test_coefficients_ignore_autocast(scheme: type[DepthMixer], options: dict[st
             state = mixer.begin(embedding)
             for l in range(20):
                 x, state = mixer.read(state, l)
-                assert x.dtype == torch.float32
+                assert value_input(x).dtype == torch.float32
                 output = normal(f"output {l}", 2, 5, WIDTH, dtype=torch.bfloat16).to(dtype)
                 state = mixer.write(state, l, output.requires_grad_())
             results.append(mixer.finish(state))
