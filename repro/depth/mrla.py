@@ -34,13 +34,14 @@ ACTS = ("sigmoid", "softmax")
 class MRLAState(NamedTuple):
     """query: of the next read.  keys, values: of all sources, [B, T, D] each; values with their gain.
 
-    kernels: the two convolutions of each source as one matrix [2 D, D].
+    kernels: the two convolutions of each source as one matrix [2 D, D].  dtype: of reads.
     """
 
     query: Tensor
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     kernels: tuple[Tensor, ...]
+    dtype: torch.dtype
 
 
 class MRLA(DepthMixer):
@@ -101,33 +102,33 @@ class MRLA(DepthMixer):
         kernels = torch.stack((self.query_kernels, self.key_kernels), dim=1).to(wide)  # [L + 1, 2, kernel]
         with full_precision(embedding.device):
             matrices = (kernels @ self.shifts.to(wide)).view(len(kernels), 2 * self.width, self.width)
-        return self._added(MRLAState(embedding, (), (), matrices.unbind(0)), embedding)
+        return self._added(MRLAState(embedding, (), (), matrices.unbind(0), embedding.dtype), embedding)
 
     def _added(self, state: MRLAState, source: Tensor) -> MRLAState:
         """The state with one more source, and the query that is made of it."""
         i = len(state.keys)
         matrix = state.kernels[i]
         with full_precision(source.device):
-            x = F.rms_norm(source.to(matrix.dtype), (self.width,), eps=self.eps)
+            wide = source.to(matrix.dtype)
+            x = F.rms_norm(wide, (self.width,), eps=self.eps)
             both = linear(x, matrix).split(self.width, dim=-1)
             # Contiguous: a key is gone through once per later read.
             query, key = (y.sigmoid() if self.act == "sigmoid" else y.contiguous() for y in both)
-        value = source * self.value_gains[i].to(source.dtype)
+            value = wide * self.value_gains[i].to(wide.dtype)
         return state._replace(query=query, keys=(*state.keys, key), values=(*state.values, value))
 
     def read(self, state: MRLAState, l: int) -> tuple[Tensor, MRLAState]:
-        dtype = state.values[0].dtype
         with full_precision(state.query.device):
-            scores = head_scores(state.query, state.keys, self.heads)  # [S, B, T, H]
+            scores, keys = head_scores(state.query, state.keys, self.heads)  # [S, B, T, H]
             if self.act == "softmax":
                 scores = (scores * (self.width // self.heads) ** -0.5).softmax(0)
             weights = self.held(scores)
-            x = head_sum(weights, [value.to(weights.dtype) for value in state.values])
+            x, values = head_sum(weights, state.values)
         self.record(l, weights.movedim(-1, 1))
-        return x.to(dtype), state
+        return x.to(state.dtype), state._replace(keys=keys, values=values)
 
     def write(self, state: MRLAState, l: int, output: Tensor) -> MRLAState:
-        return self._added(state, output.to(state.values[0].dtype))
+        return self._added(state, output.to(state.dtype))
 
     def finish(self, state: MRLAState) -> Tensor:
         return self.read(state, self.num_sublayers)[0]
