@@ -34,7 +34,9 @@ def test_what_two_arms_share_is_bit_identical(config: DictConfig) -> None:
         decoder = build(config, arm, torch.float32)
         mixer, parameters = decoder.mixer, dict(decoder.named_parameters())
         own = {name for name in parameters if name.startswith("mixer.")}
-        without = (set() if mixer.pre_norm else pre_norms) | ({"final_norm.weight"} if mixer.post_norm else set())
+        without = (set() if mixer.pre_norm else pre_norms) | (
+            {"final_norm.weight"} if mixer.post_norm else set()
+        )
         assert set(parameters) - own == set(baseline) - without
         for name in set(baseline) - without:  # up to the factor that a scheme states
             expected = baseline[name] * mixer.initial_scale(name)
