@@ -1,4 +1,4 @@
-"""ReZero, LayerScale, Highway, the post-norm schemes and SiameseNorm: what each equals, and at which setting."""
+"""ReZero, LayerScale, Highway, post-norm schemes and SiameseNorm: what each equals, and at which setting."""
 
 from __future__ import annotations
 

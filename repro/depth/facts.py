@@ -43,7 +43,7 @@ class SchemeFacts:
 
 
 def num_parameters(mixer: DepthMixer) -> int:
-    """Parameters that the scheme adds to the model."""
+    """Parameters of the scheme; norms of the decoder that it does without are not subtracted."""
     return sum(parameter.numel() for parameter in mixer.parameters())
 
 

@@ -6,8 +6,8 @@ the scheme count as constants (`DepthMixer.frozen`). Row L is the output read; t
 
 The entry is a number per token and head where a scheme weighs whole vectors (or channel groups). Where a
 channel has a weight of its own (`DepthMixer.per_channel`: a gate, the gain of a norm), the entry is the mean
-over channels, or there is one for each on request. Where a scheme maps between channels, the entry is the mean
-of the diagonal, and `residual` says how far the matrix is from reproducing the reads.
+over channels, or there is one for each on request. Where a scheme maps between channels, the entry is the
+mean of the diagonal, and `residual` says how far the matrix is from reproducing the reads.
 
 A norm of the state is linear while its root mean square counts as a constant, whose inverse is thus a weight.
 Where an attention sublayer reads several tensors (`repro.depth.inputs`), the row is that of its value input.

@@ -21,8 +21,8 @@ from repro.errors import ConfigError
 class ReZero(SingleState):
     """One learned scale per sublayer.
 
-    initial: alpha at the start.  pre_norm: whether sublayers keep their norm. Table 5 writes the rule over the
-    same f as PreNorm's, so they do by default; ReZero was proposed without any norm in them (false).
+    initial: alpha at the start.  pre_norm: whether sublayers keep their norm. Table 5 writes the rule over
+    the same f as PreNorm's, so they do by default; ReZero was proposed without any norm in them (false).
     Errors: ConfigError for `arm.mixer.initial`, `arm.mixer.pre_norm`.
     """
 

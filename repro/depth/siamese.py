@@ -1,8 +1,8 @@
 """SiameseNorm (Table 5): a post-norm and a pre-norm stream that share their sublayers.
 
 With y the output of a sublayer, h1 <- Norm(h1 + y) and h2 <- h2 + y; both start as the embedding, and Table 5
-says no more. What a sublayer reads, and the output, follow the published code of the method (arXiv:2602.08064),
-which normalises h1 when it is next read. With RMSNorms that each have a gain of their own,
+says no more. What a sublayer reads, and the output, follow the published code of arXiv:2602.08064, which
+normalises h1 when it is next read. With RMSNorms that each have a gain of their own,
 
     h1 <- Norm(h1);  y = f(h1 + Norm(h2));  h1 <- h1 + c y;  h2 <- h2 + y
 
