@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from repro.depth.base import DepthMixer, tagged
 from repro.depth.boundaries import is_whole
@@ -26,6 +25,7 @@ from repro.depth.facts import DYNAMIC, SchemeFacts
 from repro.errors import ConfigError
 from repro.ops.head_mix import head_scores, head_sum
 from repro.ops.matmul import linear
+from repro.ops.norm import rms_norm
 from repro.ops.precision import full_precision
 
 ACTS = ("sigmoid", "softmax")
@@ -110,7 +110,7 @@ class MRLA(DepthMixer):
         matrix = state.kernels[i]
         with full_precision(source.device):
             wide = source.to(matrix.dtype)
-            x = F.rms_norm(wide, (self.width,), eps=self.eps)
+            x = rms_norm(wide, wide.new_ones(self.width), self.eps)
             both = linear(x, matrix).split(self.width, dim=-1)
             # Contiguous: a key is gone through once per later read.
             query, key = (y.sigmoid() if self.act == "sigmoid" else y.contiguous() for y in both)

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 
 def head_scores(query: Tensor, keys: Sequence[Tensor], heads: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """<query, key_i> over the channels of each head, [S, ..., H], of query and keys [..., D]; and the keys."""
+    """<query, key_i> over the channels of each head, [S, ..., H], of tensors [..., D]; and the keys."""
     if torch.compiler.is_compiling():
         return torch.stack([_split(query * key, heads).sum(-1) for key in keys]), tuple(keys)
     scores, *passed = _HeadScores.apply(heads, query, *keys)
