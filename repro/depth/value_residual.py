@@ -56,7 +56,7 @@ class ValueResidual(DepthMixer):
         return ValueResidualState(embedding)
 
     def read(self, state: ValueResidualState, l: int) -> tuple[Read, ValueResidualState]:
-        if l % 2 or l == self.num_sublayers:
+        if l % 2:
             return state.total, state
         if l == 0:
             return AttentionInputs(state.total, keep_values=True), state
