@@ -18,7 +18,8 @@ from repro.model import loss as loss_module
 from repro.model.attention import Rotary
 from repro.model.loss import mean_loss, token_losses
 from repro.model.mlp import SwiGLU, gated
-from repro.model.norm import RMSNorm, _RMSNorm
+from repro.model.norm import RMSNorm
+from repro.ops.norm import _RMSNorm
 from tests.decoders import SIZE, build, text
 from tests.tiny import tiny_config
 from tests.toy import default_dtype, error, normal, randomise

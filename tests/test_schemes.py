@@ -14,8 +14,12 @@ from repro.depth.attnres import AttnRes
 from repro.depth.base import DepthMixer
 from repro.depth.ddl import DDL
 from repro.depth.denseformer import DenseFormer
+from repro.depth.densenet import DenseNet
 from repro.depth.hc import HyperConnections
 from repro.depth.hyper_connections import MHC, MHCIdentity, MHCLite
+from repro.depth.inputs import value_input
+from repro.depth.mrla import MRLA
+from repro.depth.muddformer import MUDDFormer
 from repro.depth.prenorm import PreNorm
 from repro.depth.residual_scalars import ResidualScalars
 from repro.depth.static import Static
@@ -190,6 +194,9 @@ def test_the_window_does_not_start_as_prenorm() -> None:
         (DDL, {"streams": 4, "conv": 2}),
         (ANCRe, {}),
         (ResidualScalars, {}),
+        (DenseNet, {}),
+        (MUDDFormer, {}),
+        (MRLA, {}),
     ],
 )
 def test_coefficients_ignore_autocast(scheme: type[DepthMixer], options: dict[str, Any]) -> None:
@@ -202,7 +209,7 @@ def test_coefficients_ignore_autocast(scheme: type[DepthMixer], options: dict[st
             state = mixer.begin(embedding)
             for l in range(20):
                 x, state = mixer.read(state, l)
-                assert x.dtype == torch.float32
+                assert value_input(x).dtype == torch.float32
                 output = normal(f"output {l}", 2, 5, WIDTH, dtype=torch.bfloat16).to(dtype)
                 state = mixer.write(state, l, output.requires_grad_())
             results.append(mixer.finish(state))

@@ -81,7 +81,7 @@ def test_every_system_of_the_paper_is_a_row() -> None:
 
 
 class ReZero(DepthMixer):
-    """A scheme that is not in the suite: what an added class brings along."""
+    """A class of the tests, not the suite's own: what an added scheme brings along."""
 
     FACTS = SchemeFacts("ReZero", "static", "h[l-1]", "h[l] = h[l-1] + a[l] f(h[l-1])", "h")
 
@@ -107,18 +107,18 @@ def test_a_new_scheme_fills_its_row(tmp_path: Path) -> None:
     arms = tmp_path / "arm"
     arms.mkdir()
     target = f"{__name__}.ReZero"
-    (arms / "rezero.yaml").write_text(
-        f"name: rezero\nlabel: ReZero\nparent: null\nmixer: {{_target_: {target}}}\n"
+    (arms / "scaled.yaml").write_text(
+        f"name: scaled\nlabel: ReZero\nparent: null\nmixer: {{_target_: {target}}}\n"
     )
     path = tmp_path / "schemes.json"
     path.write_text(json.dumps(facts.schemes(arms)))
     schemes = read_schemes(path)
     found = {s.name: s for s in systems(PUBLISHED_FILES / "table5_systems.csv", schemes)}
     cells = system_table([found["ReZero"], found["KEEL"]], schemes, "t", wide=True).rows
-    assert cells[0]["arms"] == "rezero"
+    assert cells[0]["arms"] == "scaled"
     assert (cells[0]["parameters"], cells[0]["state"]) == ("32", "1d")
     assert cells[1]["arms"] == MISSING
-    assert "rezero" in arms_without_facts(schemes)  # it is no arm of conf/arm
+    assert "scaled" in arms_without_facts(schemes)  # it is no arm of conf/arm
 
 
 def test_a_wrong_kind_of_weight_is_noticed() -> None:

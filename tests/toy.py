@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from repro.depth.base import DepthMixer
+from repro.depth.inputs import AttentionOutput, Output, Read, value_input
 
 
 def normal(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -64,6 +65,9 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 class Toy:
     """L random sublayers f_l(x) = tanh(W_l x) and a random embedding, [2, 5, width] unless given.
 
+    Of `AttentionInputs` they make tanh(values + query - key), values = W_l value mixed as asked: f_l where
+    all three are one tensor.
+
     The embedding has the standard deviation of a usual initialisation, 0.02, unless `embedding_std` says
     otherwise, so that eps matters as much as in a real model.
     """
@@ -91,8 +95,19 @@ class Toy:
     def walk(self, mixer: DepthMixer, *, eps: float = 0.0) -> list[Tensor]:
         """The L reads and what the final norm sees, L + 1 tensors [B, T, D]."""
         state, reads = mixer.begin(self.embedding), []
-        for l, matrix in enumerate(self.matrices):
-            x, state = mixer.read(state, l)
-            reads.append(x)
-            state = mixer.write(state, l, self.output_std * torch.tanh(rms_norm(x, eps) @ matrix))
+        for l in range(len(self.matrices)):
+            read, state = mixer.read(state, l)
+            reads.append(value_input(read))
+            state = mixer.write(state, l, self.sublayer(l, read, eps))
         return [*reads, mixer.finish(state)]
+
+    def sublayer(self, l: int, read: Read, eps: float = 0.0) -> Output:
+        """What sublayer l makes of a read."""
+        if isinstance(read, Tensor):
+            return self.output_std * torch.tanh(rms_norm(read, eps) @ self.matrices[l])
+        query, key, value = (rms_norm(read.query if x is None else x, eps) for x in read[:3])
+        values = own = value @ self.matrices[l]
+        if read.mix is not None:
+            values = read.mix.own * own + read.mix.earlier * read.mix.values
+        output = self.output_std * torch.tanh(values + (query - key))
+        return AttentionOutput(output, own) if read.keep_values else output

@@ -9,6 +9,7 @@ Sublayers are counted from 0; index L stands for the output read, which feeds th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 from repro import ops
 from repro.depth.facts import SchemeFacts
+from repro.depth.inputs import Read
 from repro.errors import ConfigError
+from repro.ops.norm import inverse_rms, rms_norm
 
 #: What `runtime.backend` may be.
 BACKENDS, SINGLE_READS = ops.BACKENDS, ops.SINGLE_READS
@@ -38,6 +41,11 @@ def tagged(value: Tensor, group: str) -> nn.Parameter:
     return parameter
 
 
+def is_number(value: object) -> bool:
+    """Whether a setting is a finite number (not a bool)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def pick_backend(name: str, device: torch.device | str, compiled: bool = False) -> str:
     """The backend of `repro.ops` that `runtime.backend` means on a device; ConfigError if it cannot run."""
     try:
@@ -56,6 +64,8 @@ class DepthMixer(nn.Module):
 
     #: the scheme's row of Table 5
     FACTS: ClassVar[SchemeFacts]
+    #: True where a read maps channels to channels: numbers per pair (`repro.depth.matrix`) do not give it
+    maps_channels: bool = False
     executions: tuple[str, ...] = ("per_read",)
     #: True where the scheme normalises the state after adding (post-norm): the decoder then
     #: applies no final norm of its own.
@@ -63,6 +73,10 @@ class DepthMixer(nn.Module):
     #: True where the newest output acts through `stream` alone, so that their gradients are one and the same:
     #: a sum that is observed may be no part of the graph (AttnRes adds it up at the next read).
     stream_has_outputs_gradient: bool = False
+    #: False where a sublayer takes its read as it is: the decoder then gives its sublayers no norm.
+    pre_norm: bool = True
+    #: True where a channel may have a weight of its own, by a gate or a gain (`repro.depth.matrix`).
+    per_channel: bool = False
 
     def __init__(
         self,
@@ -91,17 +105,23 @@ class DepthMixer(nn.Module):
         """State before the first sublayer; embedding is [B, T, D]."""
         raise NotImplementedError
 
-    def read(self, state: State, l: int) -> tuple[Tensor, State]:
-        """Input of sublayer l, [B, T, D], and the new state."""
+    def read(self, state: State, l: int) -> tuple[Read, State]:
+        """Input of sublayer l and the new state: [B, T, D], or for attention (even l) `AttentionInputs`."""
         raise NotImplementedError
 
-    def write(self, state: State, l: int, output: Tensor) -> State:
-        """State after sublayer l wrote output, [B, T, D]."""
+    def write(self, state: State, l: int, output: Any) -> State:
+        """State after sublayer l wrote output: [B, T, D], or the `AttentionOutput` its read asked for."""
         raise NotImplementedError
 
     def finish(self, state: State) -> Tensor:
         """What the final norm sees, [B, T, D]."""
         raise NotImplementedError
+
+    def normed(self, x: Tensor, gain: Tensor) -> Tensor:
+        """A norm of the scheme's own, of x [..., D] with gain [D]: RMSNorm, linear in x while `frozen`."""
+        if not self.frozen:
+            return rms_norm(x, gain, self.eps)
+        return x * self.held(inverse_rms(x, self.eps)).to(x.dtype) * gain.to(x.dtype)
 
     # -- what a scheme says about itself -------------------------------------------------------
 
@@ -130,6 +150,10 @@ class DepthMixer(nn.Module):
         """The running tensor whose growth Fig. 5 plots: the stream, or the current partial sum."""
         return None
 
+    def mlp_width(self, block: int, width: int) -> int:
+        """Hidden width of the MLP of a transformer block (from 0), where that of the model is `width`."""
+        return width
+
     def parameters_without_gradient(self) -> set[str]:
         """Rows whose gradient is exactly zero whatever the input, e.g. the query of a read of one source.
 
@@ -149,6 +173,13 @@ class DepthMixer(nn.Module):
         was written.
         """
         return weights.detach() if self.frozen else weights
+
+    def initial_scale(self, name: str) -> float:
+        """Factor on the draw of a parameter of the decoder, `sublayers.3.operator.value` for instance.
+
+        The draw itself stays that of every other scheme. The scheme's own parameters are not asked for.
+        """
+        return 1.0
 
     def flops_per_token(self) -> float:
         """Forward floating-point operations per token spent on mixing (a multiply-add counts 2)."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from repro.depth.inputs import AttentionInputs, AttentionOutput
+
 if TYPE_CHECKING:
     from repro.depth.base import DepthMixer
 
@@ -41,7 +43,7 @@ class SchemeFacts:
 
 
 def num_parameters(mixer: DepthMixer) -> int:
-    """Parameters that the scheme adds to the model."""
+    """Parameters of the scheme; norms of the decoder that it does without are not subtracted."""
     return sum(parameter.numel() for parameter in mixer.parameters())
 
 
@@ -78,9 +80,11 @@ def _state_sizes(mixer: DepthMixer, tokens: int) -> list[int]:
     state = mixer.begin(activation())
     sizes = [_size(state)]
     for l in range(mixer.num_sublayers):
-        _, state = mixer.read(state, l)
+        read, state = mixer.read(state, l)
         sizes.append(_size(state))
-        state = mixer.write(state, l, activation())
+        keeps = isinstance(read, AttentionInputs) and read.keep_values
+        output = AttentionOutput(activation(), activation()) if keeps else activation()
+        state = mixer.write(state, l, output)
         sizes.append(_size(state))
     return sizes
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from repro.depth.base import DepthMixer, State
+from repro.depth.base import State
 from repro.depth.facts import FIXED, SchemeFacts
+from repro.depth.single_state import SingleState
 
 
-class PreNorm(DepthMixer):
+class PreNorm(SingleState):
     """Running sum; no parameters, state is the stream itself."""
 
     FACTS = SchemeFacts(
@@ -23,20 +24,8 @@ class PreNorm(DepthMixer):
         links=("arXiv:1512.03385",),
     )
 
-    def begin(self, embedding: Tensor) -> State:
-        return (embedding,)
-
-    def read(self, state: State, l: int) -> tuple[Tensor, State]:
-        return state[0], state
-
     def write(self, state: State, l: int, output: Tensor) -> State:
         return (state[0] + output,)
-
-    def finish(self, state: State) -> Tensor:
-        return state[0]
-
-    def stream(self, state: State) -> Tensor | None:
-        return state[0]
 
     def flops_per_token(self) -> float:
         return float(self.num_sublayers * self.width)

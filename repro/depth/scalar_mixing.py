@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from repro.depth.base import DepthMixer, State, tagged
+from repro.depth.inputs import value_input
 from repro.ops.precision import full_precision
 
 #: Sources per group of `two_phase`: near the square root of the usual L, where both phases cost the same.
@@ -109,9 +110,18 @@ class ScalarMixer(DepthMixer):
     executions = ("two_phase", "per_read")
     positions: Tensor
 
-    def add_scalars(self, num_reads: int, initial: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Create the scalars; `initial` gives their values from their rows and columns in W."""
-        positions = triangle_positions(num_reads)
+    def add_scalars(
+        self,
+        num_reads: int,
+        initial: Callable[[Tensor, Tensor], Tensor],
+        positions: Tensor | None = None,
+    ) -> None:
+        """Create the scalars; `initial` gives their values from their rows and columns in W.
+
+        positions: rows and columns [2, ...] of what is learned, all of the triangle but row 0 unless given.
+        """
+        if positions is None:
+            positions = triangle_positions(num_reads)
         self.num_reads = num_reads
         self.register_buffer("positions", positions, persistent=False)
         self.scalars = tagged(initial(*positions).to(torch.get_default_dtype()), "scalar")
@@ -120,13 +130,18 @@ class ScalarMixer(DepthMixer):
         """W, [R, R]: row r weighs the sources of read r; zero above the diagonal."""
         return triangle(self.scalars.to(dtype), self.positions, self.num_reads, 0.0)
 
+    @property
+    def group_size(self) -> int:
+        """Sources per group of a history."""
+        return GROUP_SIZE if self.execution == "two_phase" else self.num_reads
+
     def start_history(self, embedding: Tensor) -> History:
         """The history before the first sublayer, in which the embedding is the only source."""
-        group_size = GROUP_SIZE if self.execution == "two_phase" else self.num_reads
-        return start(self.matrix(torch.promote_types(embedding.dtype, torch.float32)), embedding, group_size)
+        weights = self.matrix(torch.promote_types(embedding.dtype, torch.float32))
+        return start(weights, embedding, self.group_size)
 
     def finish(self, state: State) -> Tensor:
-        return self.read(state, self.num_sublayers)[0]
+        return value_input(self.read(state, self.num_sublayers)[0])
 
 
 class _WeightedSum(torch.autograd.Function):

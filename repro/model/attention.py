@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from repro.depth.base import tagged
+from repro.depth.inputs import AttentionInputs, AttentionOutput, Output, Read
 from repro.errors import ConfigError
 from repro.ops.matmul import linear
 
@@ -87,7 +88,7 @@ class CausalAttention(nn.Module):
     """Softmax attention over earlier tokens, [B, T, D] -> [B, T, D].
 
     Query, key and value matrices are separate parameters, so that Muon orthogonalises each alone,
-    and are joined into one product in the forward pass.
+    and are joined into one product in the forward pass. `AttentionInputs` may ask for more.
     """
 
     def __init__(self, width: int, num_heads: int, rotary: Rotary) -> None:
@@ -98,10 +99,36 @@ class CausalAttention(nn.Module):
             tagged(torch.empty(width, width), "matrix") for _ in range(4)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Read) -> Output:
+        if isinstance(x, AttentionInputs):
+            return self._of_inputs(x)
+        return self._attend(*self.rotary.split(self._joined(x)))
+
+    def _of_inputs(self, x: AttentionInputs) -> Output:
+        if x.key is None and x.value is None:
+            qkv = self._joined(x.query)
+        else:
+            qkv = self._apart(*(x.query if part is None else part for part in x[:3]))
+        query, key, values = self.rotary.split(qkv)
+        mixed = values
+        if x.mix is not None:
+            mixed = values * x.mix.own.to(values.dtype) + x.mix.values * x.mix.earlier.to(values.dtype)
+        output = self._attend(query, key, mixed)
+        return AttentionOutput(output, values) if x.keep_values else output
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """Query, key and value of one input in one product, [B, T, 3, H, head size]."""
         batch, tokens, width = x.shape
         joined = torch.cat([self.query, self.key, self.value])
-        qkv = linear(x, joined).view(batch, tokens, 3, self.num_heads, width // self.num_heads)
-        query, key, value = self.rotary.split(qkv)
+        return linear(x, joined).view(batch, tokens, 3, self.num_heads, width // self.num_heads)
+
+    def _apart(self, *inputs: Tensor) -> Tensor:
+        """The same of an input for each."""
+        parts = [linear(x, w) for x, w in zip(inputs, (self.query, self.key, self.value), strict=True)]
+        return torch.stack(parts, dim=2).unflatten(-1, (self.num_heads, -1))
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[B, H, T, head size] of each -> [B, T, D]."""
+        batch, tokens, width = query.shape[0], query.shape[2], self.output.shape[1]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return linear(mixed.transpose(1, 2).reshape(batch, tokens, width), self.output)

@@ -1,19 +1,20 @@
 """A decoder that knows nothing of residual schemes: it asks a `DepthMixer` what each sublayer reads.
 
-Pre-norm sublayers, rotary causal attention, SwiGLU, untied head. A *sublayer* is an attention or an MLP;
-the paper calls it a layer. L = 2 L_b sublayers make L_b transformer blocks.
+Pre-norm sublayers (without the norm where the scheme says so), rotary causal attention, SwiGLU, untied
+head. A *sublayer* is an attention or an MLP; the paper calls it a layer. L = 2 L_b sublayers make L_b
+transformer blocks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repro.depth.base import DepthMixer, tagged
+from repro.depth.base import DepthMixer, is_number, tagged
+from repro.depth.inputs import Output, Read, output_tensor
 from repro.errors import ConfigError
 from repro.model.attention import CausalAttention, Rotary
 from repro.model.loss import mean_loss, token_losses
@@ -27,12 +28,12 @@ Observer = Callable[[str, int, Tensor], None]
 class Sublayer(nn.Module):
     """norm, then attention or MLP: the f_l of the paper (its own normalisation included)."""
 
-    def __init__(self, norm: RMSNorm, operator: nn.Module) -> None:
+    def __init__(self, norm: nn.Module, operator: nn.Module) -> None:
         super().__init__()
         self.norm, self.operator = norm, operator
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.operator(self.norm(x))
+    def forward(self, x: Read) -> Output:
+        return self.operator(self.norm(x) if isinstance(x, Tensor) else x.normed(self.norm))
 
 
 class Decoder(nn.Module):
@@ -75,20 +76,20 @@ class Decoder(nn.Module):
                 num_heads,
                 f"an even head size model.width / num_heads for rotary, not {width // num_heads}",
             )
-        if not (_is_number(norm_eps) and norm_eps >= 0):
+        if not (is_number(norm_eps) and norm_eps >= 0):
             raise ConfigError("model.norm_eps", norm_eps, "a number of at least 0 (default 1e-8)")
-        if not (_is_number(rope_base) and rope_base > 0):
+        if not (is_number(rope_base) and rope_base > 0):
             raise ConfigError("model.rope_base", rope_base, "a positive number (default 10000)")
         self.num_sublayers, self.width, self.context = 2 * num_transformer_blocks, width, context
         self.mixer = make_mixer(self.num_sublayers, width, eps=norm_eps)
         self.embedding = tagged(torch.empty(vocab_size, width), "embedding")
         rotary = Rotary(width // num_heads, context, rope_base)
         self.sublayers = nn.ModuleList()
-        for _ in range(num_transformer_blocks):
-            self.sublayers.append(
-                Sublayer(RMSNorm(width, norm_eps), CausalAttention(width, num_heads, rotary))
-            )
-            self.sublayers.append(Sublayer(RMSNorm(width, norm_eps), SwiGLU(width, mlp_width)))
+        for block in range(num_transformer_blocks):
+            hidden = self.mixer.mlp_width(block, mlp_width)
+            for operator in (CausalAttention(width, num_heads, rotary), SwiGLU(width, hidden)):
+                norm = RMSNorm(width, norm_eps) if self.mixer.pre_norm else nn.Identity()
+                self.sublayers.append(Sublayer(norm, operator))
         self.final_norm = nn.Identity() if self.mixer.post_norm else RMSNorm(width, norm_eps)
         self.head = tagged(torch.empty(vocab_size, width), "head")
 
@@ -104,7 +105,7 @@ class Decoder(nn.Module):
             x, state = mixer.read(state, l)
             output = sublayer(x)
             if observe is not None:
-                observe("output", l, output)
+                observe("output", l, output_tensor(output))
             state = mixer.write(state, l, output)
             if observe is not None and (stream := mixer.stream(state)) is not None:
                 observe("stream", l, stream)
@@ -132,7 +133,3 @@ class Decoder(nn.Module):
         weights = sum(p.numel() for p in self.parameters() if getattr(p, "group", "") in ("matrix", "head"))
         attention = self.num_sublayers // 2 * 2.0 * self.context * self.width
         return 3.0 * (2.0 * weights + attention + self.mixer.flops_per_token())
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,7 +1,8 @@
 """Initialisation keyed by (seed, parameter name): what two arms share is bit-identical.
 
 A generator of its own per parameter means that adding a parameter to one arm never shifts the draws of
-another. Schemes (config group `model/init`), D width, L sublayers:
+another; a residual scheme may multiply draws by a factor (`DepthMixer.initial_scale`), which changes no draw.
+Schemes of initialisation (config group `model/init`), D width, L sublayers:
 
 width_scaled   every matrix N(0, 1/fan_in)
 depth_scaled   the same, and the output projections of all sublayers divided by sqrt(L)
@@ -76,4 +77,6 @@ def initialise(model: Decoder, init: Mapping[str, Any], seed: int) -> Decoder:
         if std is not None:
             draw = torch.randn(parameter.shape, generator=generator_for(seed, name), dtype=torch.float32)
             parameter.copy_(draw * std)
+            if not name.startswith("mixer."):
+                parameter.mul_(model.mixer.initial_scale(name))
     return model
