@@ -27,7 +27,7 @@ class DenseNet(DepthMixer):
     as layers of a DenseNet have it). Errors: ConfigError for `arm.mixer.init`.
 
     Slow by definition: 2 D^2 operations per read and source. At L = 32 that is 561 matrices of D^2 where the
-    sublayers have 16 x 12, three times as many; a training step at quick takes about 2.2 times PreNorm's.
+    sublayers have 16 x 12, three times as many; a training step at quick takes about 2.4 times PreNorm's.
     No order of summation saves any of it, since no two reads share a matrix; one product per read over the
     concatenation runs them at the speed of large products. It stands here as the ancestor in Table 5; what is
     left if every W_{l,i} is a multiple of I is mixing by scalars (`Static`).
