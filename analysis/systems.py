@@ -122,7 +122,7 @@ def system_table(found: Sequence[System], schemes: Schemes, title: str, *, wide:
     if wide:
         columns.insert(0, Column("group", "group", numeric=False))
     else:
-        columns = [c for c in columns if c.key not in ("update", "links")]
+        columns = [c for c in columns if c.key not in ("update", "source", "links")]
     notes = [
         WEIGHT_NOTE,
         f"Counts from the schemes here, exact: extra parameters at L = {schemes.num_sublayers} sublayers "

@@ -35,7 +35,7 @@ PRIOR = ops.History(X, torch.zeros(2, 1), torch.zeros(2, 1))
         (lambda: ops.depth_mix([X], Q, eps=-1.0), "eps must be at least 0"),
         (
             lambda: ops.depth_mix([X], Q, backend="cuda"),
-            "backend 'cuda' is not one of auto, reference, eager, triton, fla, liger",
+            "backend 'cuda' is not one of auto, reference, eager, native, triton, fla, liger",
         ),
         (lambda: ops.attend_with_stats([X], Q), "queries must have shape"),
         (lambda: ops.attend_with_stats([X], Q[None], key_weight=Q), "key_weight must have shape"),
