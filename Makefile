@@ -59,9 +59,9 @@ published: $(STAMP)  ## render every item from the paper's own numbers (no train
 	$(RUN) -m repro.reproduce render all --scale published
 
 all: $(STAMP)  ## every item at SCALE; SCALE=published renders only, in seconds
-	@if [ "$(SCALE)" = published ]; then $(MAKE) --no-print-directory published report; else \
-	  code=0; for item in $(filter-out table1 table3 table5 fig3,$(ITEMS)); do \
-	    $(MAKE) --no-print-directory $$item || code=$$?; done; exit $$code; fi
+	@code=0; $(foreach name,$(filter-out table1 table3 table5 fig3,$(ITEMS)),( $(call runs,$(name)); exit $$code ) || code=$$?;) \
+	$(RUN) -m repro.reproduce render all --scale $(SCALE) || code=$$?; \
+	$(RUN) -m repro.reproduce report || code=$$?; exit $$code
 
 facts: $(STAMP)  ## what every scheme states about itself, for Table 5; after adding an arm
 	$(RUN) -m repro.train.facts
@@ -123,13 +123,16 @@ BEFORE_eps          = $(RUN) -m repro.train.eps_deviation scale=$(SCALE)
 BEFORE_interventions = $(RUN) -m repro.probe interventions scale=$(SCALE)
 BEFORE_downstream   = $(RUN) -m repro.probe downstream scale=$(SCALE)
 
-# Train (unless SCALE=published), measure, render. A failed run (1) still gets its table, and the target fails
-# after it.
-define item
-@code=0; if [ "$(SCALE)" != published ] && [ -f conf/experiment/$(1).yaml ]; then \
+# Train (unless SCALE=published) and measure. A failed run (1) fails the target after all else is done.
+define runs
+code=0; if [ "$(SCALE)" != published ] && [ -f conf/experiment/$(1).yaml ]; then \
   $(RUN) -m repro.train -m experiment=$(1) scale=$(SCALE) seed=$(SEEDS) hydra/launcher=$(LAUNCHER) || code=$$?; \
   test $$code -le 1 || exit $$code; \
-  $(if $(BEFORE_$(1)),$(BEFORE_$(1)) || exit $$?;) fi; \
+  $(if $(BEFORE_$(1)),$(BEFORE_$(1)) || exit $$?;) fi
+endef
+
+define item
+@$(call runs,$(1)); \
 $(RUN) -m repro.reproduce render $(1) --scale $(SCALE) || exit $$?; exit $$code
 endef
 

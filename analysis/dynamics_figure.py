@@ -38,6 +38,8 @@ def dynamics_figure(paper: Sequence[ArmDynamics], ours: Sequence[ArmDynamics], c
             _loss(top.pop(0), ours, f"Ours: validation loss ({caption})")
         _depth(top[0], paper, "stream_paper", "Paper: output magnitude")
         _depth(top[1], paper, "stream_grad_paper", "Paper: gradient magnitude")
+        for axes in top[:2]:
+            axes.set_ylabel("magnitude (undefined in the paper)")
         for row, norm in zip(grid[1:], NORMS, strict=False):
             for axes, (tensor, gradient) in zip(
                 row, [(t, g) for t in ("stream", "output") for g in ("", "_grad")], strict=True
@@ -50,6 +52,8 @@ def dynamics_figure(paper: Sequence[ArmDynamics], ours: Sequence[ArmDynamics], c
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 handles.setdefault(label, handle)
         figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles))
+        if ours:
+            figure.legends[0].set_title("bands: range over seeds")
         return figure
 
 

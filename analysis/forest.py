@@ -146,8 +146,9 @@ def _marker(filled: bool) -> Any:
 
 
 def _seeds(table: AblationTable) -> str:
-    seeds = {seed for row in table.rows for seed in row.seeds}
-    return f"{len(seeds)} seed" + ("s" if len(seeds) != 1 else "")
+    counts = sorted({len(row.seeds) for row in table.rows if row.seeds}) or [0]
+    many = str(counts[-1]) if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    return f"{many} seed" + ("s" if counts[-1] != 1 else "")
 
 
 def _legend(figure: Figure, axes: Axes, table: AblationTable, trained: bool) -> None:

@@ -65,5 +65,11 @@ DEVIATIONS: Mapping[str, tuple[str, ...]] = {
     "init": (MODEL, "Not in the paper, which states no initialisation."),
     "lr": (MODEL,),
     "lr_fairness": (MODEL, "Not in the paper, which gives every arm PreNorm's learning rate."),
+    "zoo": (
+        MODEL,
+        "The paper names these systems and trains DenseFormer and mHC among them; all use the rate and the "
+        "initialisation chosen for PreNorm, untuned, each scheme's own initial scaling included.",
+    ),
+    "convert": (MODEL, "Not in the paper, which trains AttnRes from the start only."),
     "eps": (MODEL, "Not in the paper, which states no eps."),
 }

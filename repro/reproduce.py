@@ -91,10 +91,16 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _render(args: argparse.Namespace) -> None:
-    items = _all(args.scale) if args.item == ["all"] else [find(name) for name in args.item]
-    for item in items:
+    every = args.item == ["all"]
+    for item in _all(args.scale) if every else [find(name) for name in args.item]:
         source = _source(args, item, required=True)
-        rendered = item.render(source)
+        try:
+            rendered = item.render(source)
+        except DataError as error:
+            if not every:
+                raise
+            print(f"{item.name} is not rendered: {error}\n", file=sys.stderr)
+            continue
         paths = write(item, source, rendered)
         _print(item, rendered)
         print("Written: " + shown(paths[0]) + " and " + ", ".join(path.name for path in paths[1:]))
@@ -203,6 +209,8 @@ def _source(args: argparse.Namespace, item: PaperItem, *, required: bool) -> Sou
         )
         rendered = [path.parent.relative_to(args.results).as_posix() for path in files]
         scale = next((name for name in reversed(rendered) if name != PUBLISHED), PUBLISHED)
+        if scale == PUBLISHED and item.scales and PUBLISHED not in item.scales:
+            raise DataError(f"nothing of {item.name} is rendered yet: make {item.name} SCALE=quick")
     if scale not in known or (item.scales and scale not in item.scales):
         raise ConfigError("--scale", scale, f"must be one of {', '.join(item.scales or known)}")
     return Source(scale, args.runs, args.results, args.setting)

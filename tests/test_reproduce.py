@@ -60,6 +60,28 @@ def test_published_items_render(tmp_path: Path, item: str, capsys: pytest.Captur
     assert str(tmp_path) not in (folder / f"{item}.provenance.json").read_text()
 
 
+def test_all_renders_what_has_runs_and_names_what_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick_runs(tmp_path)
+    assert run(tmp_path, "render", "all", "--scale", "quick") == 0
+    written = {path.name for path in (tmp_path / "results/quick").glob("*.md")}
+    assert {"table4.md", "fig6.md"} <= written
+    errors = capsys.readouterr().err
+    assert "interventions is not rendered: " in errors
+    assert run(tmp_path, "render", "interventions", "--scale", "quick") == 2
+    assert "repro.probe interventions scale=quick writes it" in capsys.readouterr().err
+    assert run(tmp_path, "why", "interventions") == 2
+    assert "nothing of interventions is rendered yet: make interventions" in capsys.readouterr().err
+
+
+def test_statements_and_their_outcomes_stand_below_the_table(tmp_path: Path) -> None:
+    assert run(tmp_path, "render", "fig3", "--scale", "published") == 0
+    text = (tmp_path / "results/published/fig3.md").read_text(encoding="utf-8")
+    assert "**Statements checked**" in text
+    assert "| holds |" in text
+
+
 def test_rendering_again_gives_the_same_bytes(tmp_path: Path) -> None:
     quick_runs(tmp_path)
     contents = []
