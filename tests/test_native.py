@@ -13,12 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from repro import ops
 from repro.ops import eager_phases, native
 from repro.ops.native import build
 from tests.cuts import Cut, Node, by_definition, by_phases, cuts, with_gradients
-from tests.toy import normal
+from tests.toy import error, normal
 
 needs_compiler = pytest.mark.skipif(native.unavailable() is not None, reason=str(native.unavailable()))
 #: A read that ends, two that merge, at two levels, all on partial sums.
@@ -161,14 +163,62 @@ def test_without_a_compiler_auto_is_eager(tmp_path: Path) -> None:
 @needs_compiler
 def test_a_library_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiler = "/usr/bin/" + os.environ.get("CC", "cc")
-    made = build._compiled(compiler)
+    build._load()
+    (made,) = (tmp_path / "attnres-repro").iterdir()
     stamp = made.stat().st_mtime_ns
-    assert build._compiled(compiler) == made
+    build._load()
     assert made.stat().st_mtime_ns == stamp
-    assert [path.name for path in made.parent.iterdir()] == [made.name]
+    damaged = tmp_path / "other" / "attnres-repro" / made.name
+    damaged.parent.mkdir(mode=0o700, parents=True)
+    damaged.write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    build._load()
+    assert damaged.stat().st_size > 1000
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-DOTHER"))
-    assert build._compiled(compiler) != made
+    build._load()
+    assert len(list(damaged.parent.iterdir())) == 2
+
+
+@needs_compiler
+def test_a_folder_that_others_may_write_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "attnres-repro").mkdir()
+    (tmp_path / "attnres-repro").chmod(0o777)
+    build._load()
+    assert list((tmp_path / "attnres-repro").iterdir()) == []
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing/can/be/made/here")
+    build._load()
+
+
+@needs_compiler
+def test_what_is_not_plain_memory_is_left_to_eager() -> None:
+    source, query = normal("source", 6, 16, dtype=torch.float32), normal("q", 3, 16, dtype=torch.float32)
+
+    def scored(source: Tensor, backend: str = "native") -> Tensor:
+        return ops.score(source, query, backend=backend)[0]
+
+    assert error(scored(torch._neg_view(source)), scored(-source, "eager")) < 1e-6
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert scored(torch.empty(6, 16)).shape == (6, 3, 1)
+    replayed = make_fx(lambda x: scored(x))(source)
+    other = normal("other", 6, 16, dtype=torch.float32)
+    assert error(replayed(other), scored(other, "eager")) < 1e-6
+    leaf = source.clone().requires_grad_()
+    grads = torch.autograd.grad(scored(leaf), leaf, torch.eye(18).view(18, 6, 3, 1), is_grads_batched=True)
+    assert grads[0].shape == (18, 6, 16)
+    compiled = torch.compile(scored, backend="eager", fullgraph=True)
+    assert error(compiled(source), scored(source, "eager")) < 1e-6
+
+
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_a_prior_of_other_heads_is_refused(backend: str) -> None:
+    if backend == "native" and native.unavailable() is not None:
+        pytest.skip(str(native.unavailable()))
+    (prior,), _ = ops.mix([torch.zeros(3, 4)], [torch.zeros(3, 1, 2)], continued=[True], backend=backend)
+    with pytest.raises(ValueError, match=r"prior.lse must have shape \(3, 1\), got \(3, 2\)"):
+        ops.merge(prior, None, torch.ones(3, 4), torch.ones(4), backend=backend)
 
 
 def test_native_is_for_cpus_and_not_for_compiled_steps() -> None:

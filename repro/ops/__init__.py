@@ -275,6 +275,7 @@ def merge(
     width = first.shape[-1]
     _check_like("query", query, [(width,)], first)
     _check_like("prior.mixed", prior.mixed, [tuple(first.shape)], first)
+    _check_like("prior.lse", prior.lse, [(*first.shape[:-1], norm.heads)], first)
     _check_priors([prior])
     if act not in ("softmax", "sigmoid"):
         raise ValueError(f"act {act!r} is not one of softmax, sigmoid")

@@ -44,7 +44,8 @@ def pick(name: str, device: torch.device | str, compiled: bool = False) -> str:
         return _best(kind, compiled or torch.compiler.is_compiling())
     if name == "native" and kind != "cpu":
         raise ValueError(f"backend 'native' computes on CPU, not on {kind}")
-    if name == "native" and (reason := native.unavailable()) is not None:
+    compiling = torch.compiler.is_compiling()  # the library is then neither needed nor looked for
+    if name == "native" and not compiling and (reason := native.unavailable()) is not None:
         raise ValueError(f"backend 'native' cannot run here: {reason}")
     if name == "triton" and importlib.util.find_spec("triton") is None:
         raise ValueError("backend 'triton' needs the package triton, which is not installed")

@@ -32,8 +32,8 @@ DELTA_FROM_READ = True
 _ACTS = {"softmax": 0, "sigmoid": 1, "linear": 2}
 #: Bytes of queries up to which a pass with all of them at each token keeps them in the second cache.
 _QUERIES_AT_ONCE = 2**18
-#: Scalars of a token that a mix holds on the stack of its thread.
-_SCALARS_AT_ONCE = 2**14
+#: Sources or reads, and a quarter of the scalars of a token, that a pass holds on the stack of its thread.
+_READS_AT_ONCE = 2**9
 #: Elements of a tensor below which a second thread costs more than it does (as in torch).
 _ONE_THREAD = 2**15
 
@@ -48,16 +48,34 @@ def _function(name: str, arguments: str) -> Any:
 
 
 def _covered(heads: int, *tensors: Tensor | None) -> bool:
-    """Whether C computes this: not what torch.compile traces, whose own code passes over memory once too."""
+    """Whether C computes this: numbers in memory, and not what torch.compile or another mode traces."""
     return (
         heads == 1
         and not torch.compiler.is_compiling()
-        and all(x is None or (x.dtype == torch.float32 and x.device.type == "cpu") for x in tensors)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and all(x is None or _plain(x) for x in tensors)
+    )
+
+
+def _plain(x: Tensor) -> bool:
+    """Float32 on CPU with a storage of its own: no subclass, no batch of vmap, no lazy negation."""
+    return (
+        type(x) in (Tensor, torch.nn.Parameter)
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and x.layout == torch.strided
+        and not x.is_neg()
+        and not torch._C._functorch.is_batchedtensor(x)
+        and not torch._C._functorch.is_legacy_batchedtensor(x)
     )
 
 
 def _threads(tensor: Tensor) -> int:
     return 1 if tensor.numel() < _ONE_THREAD else torch.get_num_threads()
+
+
+def _fit(queries: Tensor) -> bool:
+    return len(queries) <= _READS_AT_ONCE and 4 * queries.numel() <= _QUERIES_AT_ONCE
 
 
 def _pointer(tensor: Tensor | None) -> int | None:
@@ -80,7 +98,7 @@ def score_forward(
     source: Tensor, addend: Tensor | None, queries: Tensor, heads: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """As `eager_score.score_forward`."""
-    if not _covered(heads, source, addend, queries) or 4 * queries.numel() > _QUERIES_AT_ONCE:
+    if not (_fit(queries) and _covered(heads, source, addend, queries)):
         return eager_phases.score_forward(source, addend, queries, heads, groups, eps)
     source, addend, queries = source.contiguous(), _row(addend), queries.contiguous()
     reads, width, lead = queries.shape[0], source.shape[-1], source.shape[:-1]
@@ -108,7 +126,7 @@ def score_backward(
     groups: int,
 ) -> tuple[Tensor, Tensor]:
     """As `eager_score.score_backward`."""
-    if not _covered(heads, grad, grad_in, source, queries) or 4 * queries.numel() > _QUERIES_AT_ONCE:
+    if not (_fit(queries) and _covered(heads, grad, grad_in, source, queries, logits, inverse)):
         return eager_phases.score_backward(grad, grad_in, source, queries, logits, inverse, heads, groups)
     grad, grad_in, source, queries = (
         grad.contiguous(),
@@ -139,7 +157,7 @@ def mix_forward(
 ) -> tuple[list[Tensor], Tensor]:
     """As `eager_mix.mix_forward`."""
     num, reads, heads = z.shape[0], z.shape[-2], z.shape[-1]
-    kept = dtype in (None, torch.float32) and num * reads <= _SCALARS_AT_ONCE
+    kept = dtype in (None, torch.float32) and max(num, reads, num * reads // 4) <= _READS_AT_ONCE
     if not (kept and _covered(heads, *sources, z, *priors, prior_lse)):
         return eager_phases.mix_forward(sources, z, priors, prior_lse, act, dtype)
     sources, priors, prior_lse = _rows(sources), _rows(priors), _row(prior_lse)
@@ -178,7 +196,7 @@ def mix_backward(
     """As `eager_mix.mix_backward`."""
     num, reads, heads = z.shape[0], z.shape[-2], z.shape[-1]
     tensors = (*grads, lse, delta, *priors, prior_lse, grad_lse, *sources, z, *grads_in)
-    if num * reads > _SCALARS_AT_ONCE or not _covered(heads, *tensors):
+    if max(num, reads, num * reads // 4) > _READS_AT_ONCE or not _covered(heads, *tensors):
         return eager_phases.mix_backward(
             grads, lse, delta, continued, priors, prior_lse, grad_lse, sources, z, act, grads_in
         )
@@ -224,7 +242,9 @@ def merge_forward(
     eps: float,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor]:
     """As `eager_merge.merge_forward`."""
-    if not _covered(heads, prior, prior_lse, partial, output, query):
+    if prior_lse.numel() * output.shape[-1] != output.numel() or not _covered(
+        heads, prior, prior_lse, partial, output, query
+    ):
         return eager_phases.merge_forward(prior, prior_lse, partial, output, query, act, heads, groups, eps)
     prior, partial, output = prior.contiguous(), _row(partial), output.contiguous()
     prior_lse, query, width = prior_lse.contiguous(), query.contiguous(), output.shape[-1]
@@ -257,12 +277,13 @@ def merge_backward(
     groups: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `eager_merge.merge_backward`."""
-    if not _covered(heads, grad, grad_total, prior, total, query, mixed):
+    if not _covered(heads, grad, grad_total, prior, total, query, z, inverse, lse, mixed):
         return eager_phases.merge_backward(
             grad, grad_total, prior, total, query, z, inverse, lse, mixed, act, heads, groups
         )
     grad, grad_total, prior, total = grad.contiguous(), _row(grad_total), _row(prior), total.contiguous()
     query, z, lse, mixed = query.contiguous(), z.contiguous(), lse.contiguous(), _row(mixed)
+    inverse = _row(inverse)
     width, threads = total.shape[-1], _threads(total)
     back, delta, grad_query = torch.empty_like(total), torch.empty_like(z), torch.empty_like(query)
     given = (grad, grad_total, prior, total, query, z, inverse, lse, mixed)

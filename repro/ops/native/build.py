@@ -6,7 +6,9 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 from functools import cache
@@ -30,17 +32,11 @@ def folder() -> Path:
 @cache
 def load() -> ctypes.CDLL:
     """The library; Unavailable where it cannot be had."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        raise Unavailable("it needs a C compiler (cc, or the one that CC names), and none was found")
-    if platform.system() != "Linux":
-        raise Unavailable(f"it is for Linux, where torch and C share one OpenMP, not {platform.system()}")
-    loaded = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    if found := next((name for name in OTHER_RUNTIMES if name in loaded), None):
-        raise Unavailable(f"torch computes with {found}, not with GNU's OpenMP")
     try:
-        return ctypes.CDLL(str(_compiled(compiler)))
-    except OSError as error:
+        return _load()
+    except Unavailable:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # no home, no /proc, a disk that refuses, ...
         raise Unavailable(f"its library cannot be made or loaded ({error})") from error
 
 
@@ -54,35 +50,63 @@ def unavailable() -> str | None:
     return None
 
 
-def _compiled(compiler: str) -> Path:
-    """Path of the library of this source, compiler and processor."""
-    source = SOURCE.read_bytes()
-    made_by = f"{os.path.realpath(compiler)} {FLAGS} {platform.machine()} {_processor()}"
-    name = hashlib.sha256(source + made_by.encode()).hexdigest()[:16]
-    kept = folder() / f"phases-{name}.so"
-    if kept.exists():
-        return kept
+def _load() -> ctypes.CDLL:
+    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    compiler = shutil.which(command[0])
+    if compiler is None:
+        raise Unavailable("it needs a C compiler (cc, or the one that CC names), and none was found")
+    if platform.system() != "Linux":
+        raise Unavailable(f"it is for Linux, where torch and C share one OpenMP, not {platform.system()}")
+    loaded = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    if found := next((name for name in OTHER_RUNTIMES if name in loaded), None):
+        raise Unavailable(f"torch computes with {found}, not with GNU's OpenMP")
+    command = [compiler, *command[1:]]
+    kept = _kept(command)
+    if kept is None:  # a place that others may write, or nobody: for this process alone
+        with tempfile.TemporaryDirectory(prefix="attnres-repro-") as place:
+            return ctypes.CDLL(str(_make(command, Path(place) / "phases.so")))
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        place = tempfile.mkdtemp(prefix=".making-", dir=kept.parent)
-    except OSError:  # a home that cannot be written: for this process alone
-        place = tempfile.mkdtemp(prefix="attnres-repro-")
-        kept = Path(place) / kept.name
-    made = Path(place) / "made.so"
-    command = [compiler, *FLAGS, "-o", str(made), str(SOURCE), "-lm"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        shutil.rmtree(place)
-        line = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
-        raise Unavailable(f"{compiler} cannot compile it ({line.strip()})")
-    os.replace(made, kept)  # whole or not at all, whoever else makes it at the same time
-    if Path(place) != kept.parent:
-        shutil.rmtree(place)
-    return kept
+        if kept.exists():
+            return ctypes.CDLL(str(kept))
+    except OSError:  # damaged, or of another system that shares this folder
+        kept.unlink(missing_ok=True)
+    return ctypes.CDLL(str(_make(command, kept)))
+
+
+def _kept(command: list[str]) -> Path | None:
+    """Path of the library of this source, compiler and processor; None where it cannot be kept safely."""
+    version = subprocess.run([*command, "--version"], capture_output=True, check=False).stdout
+    made_by = f"{command} {FLAGS} {platform.machine()} {_processor()}".encode()
+    name = hashlib.sha256(SOURCE.read_bytes() + made_by + version).hexdigest()[:16]
+    try:
+        place = folder()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = place.stat()
+    except (OSError, RuntimeError):
+        return None
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if state.st_uid != os.getuid() or state.st_mode & others or not os.access(place, os.W_OK):
+        return None
+    return place / f"phases-{name}.so"
+
+
+def _make(command: list[str], library: Path) -> Path:
+    """Compile to that path, which then holds all of it or nothing, whoever else makes it meanwhile."""
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=library.parent) as place:
+        made = Path(place) / "made.so"
+        done = subprocess.run(
+            [*command, *FLAGS, "-o", str(made), str(SOURCE), "-lm"], capture_output=True, check=False
+        )
+        if done.returncode:
+            lines = done.stderr.decode("utf-8", "replace").splitlines() or ["no message"]
+            line = next((line for line in lines if "error" in line), lines[0])
+            raise Unavailable(f"{command[0]} cannot compile it ({line.strip()})")
+        os.replace(made, library)
+    return library
 
 
 def _processor() -> str:
     """What tells processors apart for which code is generated."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     wanted = ("model name", "flags", "Features", "CPU part")
     return "".join(next((line for line in lines if line.startswith(key)), "") for key in wanted)

@@ -125,7 +125,7 @@ static void add_up(float *out, const float *scratch, int threads, int64_t size) 
         for (int64_t k = 0; k < size; k++) out[k] += scratch[2 * i * size + k];
 }
 
-/* Logits [tokens, R] of source + addend, which is written to total, and its inverse RMS (eps < 0: no norm). */
+/* Logits [tokens, R] of source + addend, which is written to total, and its inverse RMS (null: no norm). */
 void score_forward(int threads, int64_t tokens, int64_t width, int reads, float eps, const float *source,
                    const float *addend, const float *queries, float *total, float *logits, float *inverse) {
 #pragma omp parallel num_threads(threads)
