@@ -17,6 +17,8 @@ from analysis.matrix_table import (
 from analysis.mixing_forms import Form, forms
 from analysis.selection import RunRow
 from experiments.item import Check, PaperItem, Rendered, Source
+from repro.errors import DataError
+from repro.runs.places import shown
 
 TITLE = "Fig. 9. Depth-mixing matrices"
 # The sizes drawn by the paper, and those of its ablation model, at which ranks tell schemes apart.
@@ -112,7 +114,8 @@ def _ranks(arm: str, label: str, runs: list[RunRow]) -> ArmRanks:
     if not done:
         return ArmRanks(arm, label, (), ())
     L = done[0].num_sublayers
-    assert L is not None
+    if L is None:
+        raise DataError(f"{shown(done[0].directory)}: its config states no number of transformer blocks")
     mixer: Mapping[str, Any] = done[0].config["arm"]["mixer"]
     bound, between = mixer.get("streams"), None
     measured = [read_measured(run.directory) for run in done]
