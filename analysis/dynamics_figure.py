@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from analysis import style
 from analysis.dynamics import NORMS, ArmDynamics
 
-LOOKS = {"prenorm": (style.PRENORM, "o"), "block": (style.BLUE, "s"), "full": (style.FULL, "^")}
+LOOKS = {"prenorm": (style.PRENORM, "o"), "block": (style.BLOCK, "s"), "full": (style.FULL, "^")}
 NORM_LABELS = {"rms": "RMS", "l2": "Euclidean norm", "mean_abs": "mean |x|"}
 UNITS = ((1e9, "billion"), (1e6, "million"), (1e3, "thousand"))
 TENSOR_LABELS = {"stream": "running tensor", "output": "output"}

@@ -15,7 +15,7 @@ from analysis.eps import Deviations, EpsData, Init, init_label
 
 DEPTH_COLOURS = (style.SKY, style.BLUE, style.ORANGE, style.VERMILION, style.PURPLE, style.GREY)
 LINES = ("-", "--", ":")
-ARM_LOOKS = {"prenorm": (style.PRENORM, "o"), "full": (style.FULL, "^"), "block_s4": (style.BLUE, "s")}
+ARM_LOOKS = {"prenorm": (style.PRENORM, "o"), "full": (style.FULL, "^"), "block_s4": (style.BLOCK, "s")}
 
 
 def eps_figure(data: EpsData, labels: Mapping[str, str]) -> Figure:

@@ -15,10 +15,10 @@ _SHADES = (style.BLUE, style.ORANGE, style.GREEN, style.PURPLE, style.SKY)
 _LINES = {
     "standard": (style.GREY, "-"),
     "mhc": (style.PURPLE, "-"),
-    "attnres_full": (style.BLUE, "-"),
-    "attnres_block": (style.VERMILION, "-"),
-    "naive_full": (style.BLUE, ":"),
-    "naive_block": (style.VERMILION, ":"),
+    "attnres_full": (style.FULL, "-"),
+    "attnres_block": (style.BLOCK, "-"),
+    "naive_full": (style.FULL, ":"),
+    "naive_block": (style.BLOCK, ":"),
 }
 #: Longest bar drawn, in units of d; a longer one is cut and says so.
 LONGEST = 40.0
@@ -100,7 +100,7 @@ def _growth(
         colour, line = _LINES[mechanism.key]
         axes.plot(depths, totals, color=colour, ls=line, label=mechanism.name)
     axes.plot(
-        depths, 2 * np.sqrt(depths), color=style.BLUE, ls="--", label="AttnRes Full, S = sqrt(L) (Appendix B)"
+        depths, 2 * np.sqrt(depths), color=style.FULL, ls="--", label="AttnRes Full, S = sqrt(L) (Appendix B)"
     )
     axes.axvline(letters["L"], color="#BBBBBB", lw=1, zorder=0)
     axes.set_xscale("log", base=2)

@@ -18,7 +18,7 @@ from analysis.compute_axis import NAMES as AXES
 from analysis.scaling import NAMES, Array, Curve
 from analysis.scaling_study import Study
 
-COLORS = (style.PRENORM, style.ORANGE, style.GREEN, style.PURPLE)
+COLORS = (style.PRENORM, style.BLOCK, style.FULL, style.MHC)
 MARKERS = ("o", "s", "D", "^")
 LINES = ("-", "--", "-", ":")
 

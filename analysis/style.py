@@ -24,7 +24,9 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY = (
     "#56B4E9",
     "#6E6E6E",
 )
-OURS, PAPER, PRENORM, FULL = BLUE, VERMILION, GREY, GREEN
+#: One colour per arm in every figure, and for what is measured here beside the paper.
+PRENORM, BLOCK, FULL, MHC = GREY, BLUE, GREEN, PURPLE
+OURS, PAPER = BLUE, VERMILION
 
 _STYLE: Any = {
     "font.family": "DejaVu Sans",  # ships with matplotlib, so text has the same extent everywhere
