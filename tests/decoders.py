@@ -35,3 +35,11 @@ def text(rows: int = 2) -> tuple[Tensor, Tensor]:
 
 def tokens() -> Tensor:
     return text()[0]
+
+
+def of_arm(config: DictConfig, target: str, **options: object) -> Decoder:
+    """The decoder of a scheme with options of its own."""
+    config = config.copy()
+    OmegaConf.update(config, "arm.mixer", {"_target_": f"repro.depth.{target}", **options}, merge=False)
+    with default_dtype(torch.float64):
+        return build_decoder(config)

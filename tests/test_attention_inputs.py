@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from repro.depth.denseformer import DenseFormer
@@ -17,10 +17,9 @@ from repro.depth.matrix import depth_matrix
 from repro.depth.muddformer import MUDDFormer
 from repro.depth.value_residual import ValueResidual
 from repro.model.attention import CausalAttention, Rotary
-from repro.model.build import build_decoder
-from repro.model.decoder import Decoder, Sublayer
+from repro.model.decoder import Sublayer
 from repro.model.norm import RMSNorm
-from tests.decoders import SIZE, build, tokens
+from tests.decoders import SIZE, build, of_arm, tokens
 from tests.tiny import tiny_config
 from tests.toy import Toy, default_dtype, error, normal, randomise, rms_norm
 
@@ -30,14 +29,6 @@ WIDTH = 16
 def double(scheme: Any, num_sublayers: int, **options: Any) -> Any:
     with default_dtype(torch.float64):
         return scheme(num_sublayers, WIDTH, **options)
-
-
-def of_arm(config: DictConfig, target: str, **options: object) -> Decoder:
-    """The decoder of a scheme with options of its own."""
-    config = config.copy()
-    OmegaConf.update(config, "arm.mixer", {"_target_": f"repro.depth.{target}", **options}, merge=False)
-    with default_dtype(torch.float64):
-        return build_decoder(config)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 
 from analysis.matrices import from_depth_weights
@@ -23,8 +23,6 @@ from repro.depth.prenorm import PreNorm
 from repro.depth.static import Static
 from repro.depth.value_residual import ValueResidual
 from repro.errors import ConfigError
-from repro.model.build import build_decoder
-from repro.model.decoder import Decoder
 from repro.ops.head_mix import head_scores, head_sum
 from repro.train.evaluate import DepthWeightRecorder
 from tests.decoders import SIZE, build, tokens
@@ -37,14 +35,6 @@ L, WIDTH = 9, 16
 def double(scheme: Any, num_sublayers: int = L, width: int = WIDTH, **options: Any) -> Any:
     with default_dtype(torch.float64):
         return scheme(num_sublayers, width, **options)
-
-
-def of_arm(config: DictConfig, target: str, **options: object) -> Decoder:
-    """The decoder of a scheme with options of its own."""
-    config = config.copy()
-    OmegaConf.update(config, "arm.mixer", {"_target_": f"repro.depth.{target}", **options}, merge=False)
-    with default_dtype(torch.float64):
-        return build_decoder(config)
 
 
 @pytest.fixture(scope="module")

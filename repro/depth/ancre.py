@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from repro.depth import scalar_mixing
-from repro.depth.base import State
+from repro.depth.base import State, is_number
 from repro.depth.facts import STATIC, SchemeFacts
 from repro.errors import ConfigError
 
@@ -49,9 +49,9 @@ class ANCRe(scalar_mixing.ScalarMixer):
         **common: Any,
     ) -> None:
         super().__init__(num_sublayers, width, **common)
-        if not (_is_number(temperature) and temperature > 0):
+        if not (is_number(temperature) and temperature > 0):
             raise ConfigError("arm.mixer.temperature", temperature, "a number above 0")
-        if previous is not None and not (_is_number(previous) and 0 < previous < 1):
+        if previous is not None and not (is_number(previous) and 0 < previous < 1):
             raise ConfigError("arm.mixer.previous", previous, "a share above 0 and below 1, or null")
         self.temperature, self.previous = temperature, previous
         self.add_scalars(num_sublayers, self._initial)
@@ -91,7 +91,3 @@ class ANCRe(scalar_mixing.ScalarMixer):
 
     def flops_per_token(self) -> float:
         return float(self.width * self.num_sublayers * (self.num_sublayers + 2))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -78,6 +78,10 @@ def _fit(queries: Tensor) -> bool:
     return len(queries) <= _READS_AT_ONCE and 4 * queries.numel() <= _QUERIES_AT_ONCE
 
 
+def _small(num: int, reads: int) -> bool:
+    return max(num, reads, num * reads // 4) <= _READS_AT_ONCE
+
+
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
@@ -157,7 +161,7 @@ def mix_forward(
 ) -> tuple[list[Tensor], Tensor]:
     """As `eager_mix.mix_forward`."""
     num, reads, heads = z.shape[0], z.shape[-2], z.shape[-1]
-    kept = dtype in (None, torch.float32) and max(num, reads, num * reads // 4) <= _READS_AT_ONCE
+    kept = dtype in (None, torch.float32) and _small(num, reads)
     if not (kept and _covered(heads, *sources, z, *priors, prior_lse)):
         return eager_phases.mix_forward(sources, z, priors, prior_lse, act, dtype)
     sources, priors, prior_lse = _rows(sources), _rows(priors), _row(prior_lse)
@@ -196,7 +200,7 @@ def mix_backward(
     """As `eager_mix.mix_backward`."""
     num, reads, heads = z.shape[0], z.shape[-2], z.shape[-1]
     tensors = (*grads, lse, delta, *priors, prior_lse, grad_lse, *sources, z, *grads_in)
-    if max(num, reads, num * reads // 4) > _READS_AT_ONCE or not _covered(heads, *tensors):
+    if not _small(num, reads) or not _covered(heads, *tensors):
         return eager_phases.mix_backward(
             grads, lse, delta, continued, priors, prior_lse, grad_lse, sources, z, act, grads_in
         )
