@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-import repro.train.execute
 import repro.train.results
+import repro.train.training
 from repro.model.decoder import Decoder
 from repro.runs import Run, load_runs
 from repro.train.schedule import Cosine
@@ -59,7 +59,7 @@ def test_a_diverged_run_is_a_result(
 
     before = records(run)
     with monkeypatch.context() as patch:
-        patch.setattr(repro.train.execute, "_train", lambda *_: pytest.fail("trained again"))
+        patch.setattr(repro.train.training, "train", lambda *_: pytest.fail("trained again"))
         assert train(tmp_path, *EXPLODE) == 0
     assert "diverged: already there" in capsys.readouterr().out
     assert records(run) == before

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import repro.train.execute
+import repro.train.training
 from repro.model.lit import LitDecoder
 from repro.runs import Run
 from tests.tiny import RECORDS, STEPS, Process, Zygote, only_run, records, stop_before, train
@@ -181,7 +181,7 @@ def test_a_failure_in_the_last_validation_repeats_that_alone(
     expected: dict[str, dict[str, bytes]],
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(repro.train.execute, "write_results", lambda *_: 1 / 0)
+        patch.setattr(repro.train.training, "write_results", lambda *_: 1 / 0)
         assert train(tmp_path, "arm=prenorm") == 1
     error = capsys.readouterr().err
     assert "ZeroDivisionError" in error.splitlines()[-1]  # a fault of ours is told with its traceback
@@ -196,7 +196,7 @@ def test_a_finished_run_is_returned_from_the_cache(
 ) -> None:
     assert train(tmp_path, "arm=full") == 0
     before = {p: p.stat().st_mtime_ns for p in only_run(tmp_path).directory.rglob("*") if p.name != "lock"}
-    monkeypatch.setattr(repro.train.execute, "_train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(repro.train.training, "train", lambda *_: pytest.fail("trained again"))
     capsys.readouterr()
     assert train(tmp_path, "arm=full", "trainer=gpu", "runtime.compile=true") == 0
     assert "done: already there" in capsys.readouterr().out

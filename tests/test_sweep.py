@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import DictConfig
 
-import repro.train.execute
 import repro.train.job
+import repro.train.training
 from repro.model.build import build_decoder
 from repro.model.decoder import Decoder
 from repro.runs import load_runs
 from repro.train import resources, sweep
 from repro.train.execute import Outcome
+from repro.train.process import use_threads
 from tests.tiny import ROOT, TINY, json_of, runs, train
 
 Capture = pytest.CaptureFixture[str]
@@ -45,7 +47,7 @@ def fail_for(monkeypatch: pytest.MonkeyPatch, arm: str) -> None:
             raise RuntimeError(f"{arm} is broken\nin several lines")
         return build_decoder(config, device)
 
-    monkeypatch.setattr(repro.train.execute, "build_decoder", build)
+    monkeypatch.setattr(repro.train.training, "build_decoder", build)
 
 
 def test_one_failing_arm_stops_no_other(
@@ -67,7 +69,7 @@ def test_one_failing_arm_stops_no_other(
     # The same command again does what is left, and then nothing.
     assert train(tmp_path, THREE, multirun=True) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "sweep: 3 runs: 2 cached, 1 done"
-    monkeypatch.setattr(repro.train.execute, "_train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(repro.train.training, "train", lambda *_: pytest.fail("trained again"))
     assert train(tmp_path, THREE, multirun=True) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "sweep: 3 runs: 3 cached"
     assert load_runs(tmp_path / "runs")["status"].tolist() == ["done"] * 3
@@ -295,8 +297,26 @@ def test_threads_and_workers_come_from_the_cores(monkeypatch: pytest.MonkeyPatch
     assert resources.workers() == 3
     resources.limit_threads(1)
     assert {os.environ[name] for name in resources.THREAD_VARIABLES} == {"1"}
-    assert repro.train.job._threads(4) == 4
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert repro.train.job._threads("auto") == 1
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    assert repro.train.job._threads("auto") == 6
+    before = torch.get_num_threads()
+    try:
+        for setting, variable, expected in ((4, "1", 4), ("auto", "1", 1), ("auto", None, 6), (2, None, 2)):
+            monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+            if variable:
+                monkeypatch.setenv("OMP_NUM_THREADS", variable)
+            use_threads(setting)
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_sweep_whose_runs_are_there_needs_no_lightning(tmp_path: Path) -> None:
+    """Lightning takes seconds to import; what is cached is told without it."""
+    assert train(tmp_path, "arm=prenorm") == 0
+    program = (
+        "import sys; from repro.train.__main__ import main; "
+        "code = main(sys.argv[1:]); assert 'lightning' not in sys.modules; sys.exit(code)"
+    )
+    command = [sys.executable, "-c", program, *TINY, f"paths.root={tmp_path}", "arm=prenorm"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "done: already there" in result.stdout

@@ -103,7 +103,7 @@ def with_arm(config: DictConfig, name: str) -> DictConfig:
 SERVER = """
 import json, os, resource, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
-from repro.train import job  # everything heavy, before the first fork
+from repro.train import job, training  # everything heavy, before the first fork
 from repro.train.__main__ import main
 
 for line in sys.stdin:

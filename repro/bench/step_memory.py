@@ -25,7 +25,7 @@ from repro.errors import ConfigError
 from repro.runs.atomic import write_bytes
 from repro.train import settings, step_time
 from repro.train.paths import config_directory, resolve_path
-from repro.train.process import prepare
+from repro.train.process import prepare, use_threads
 from repro.train.refusal import one_line
 from repro.train.sweep import register
 
@@ -54,6 +54,7 @@ def main(overrides: list[str]) -> int:
             settings.check(config)
             settings.check_device(config)
         first = configs[step_time.BASELINE]
+        use_threads(first.runtime.threads)
         path = resolve_path(first, first.paths.results) / first.scale / "step_memory.csv"
         stamp = str(step_time.measured_under(first)["setting"])
         kept = _kept(path, stamp)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from repro.errors import ConfigError, DataError
 from repro.runs.places import project_root, shown
@@ -59,13 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(own: dict[str, str], overrides: list[str], words: list[str]) -> int:
-    import torch
     from omegaconf import OmegaConf
 
     from repro.convert.adapt import Conversion, check_overrides
     from repro.probe.trained import open_trained
     from repro.runs import remember_command
-    from repro.train.process import prepare
+    from repro.train.process import prepare, use_threads
     from repro.train.sweep import register
 
     if bool(own["run"]) == bool(own["scale"]):
@@ -88,9 +86,7 @@ def _run(own: dict[str, str], overrides: list[str], words: list[str]) -> int:
             for arm, method in dict.fromkeys(plan)
         ]
         for conversion in made:
-            threads: Any = conversion.config.runtime.threads
-            if isinstance(threads, int):
-                torch.set_num_threads(threads)
+            use_threads(conversion.config.runtime.threads)
             outcome = conversion.adapt()
             failed += outcome.status == "failed"
             config = conversion.config

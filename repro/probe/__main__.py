@@ -27,7 +27,6 @@ COMMON: dict[str, tuple[Any, str]] = {
     "setting": (None, "prefix of a setting id, where a scale holds several"),
     "data": ("data", "folder of the prepared corpora"),
     "device": ("cpu", "a torch device"),
-    "threads": (0, "threads of torch, 0 for its own choice"),
     "force": (False, "true to make a record anew"),
 }
 OWN: dict[str, dict[str, tuple[Any, str]]] = {
@@ -92,13 +91,9 @@ def _value(key: str, text: str, default: Any, allowed: str) -> Any:
 
 
 def _run(probe: str, settings: dict[str, Any]) -> None:
-    import torch
-
     from repro.probe import downstream, interventions
     from repro.train.process import prepare
 
-    if settings["threads"]:
-        torch.set_num_threads(settings["threads"])
     prepare()
     record: Callable[..., str] = {"interventions": interventions, "downstream": downstream}[probe].record
     cache = (

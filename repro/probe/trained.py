@@ -18,6 +18,7 @@ from repro.model.decoder import Decoder
 from repro.runs import Run, command_line, git_state
 from repro.runs.places import shown
 from repro.runs.plain import encode
+from repro.train.process import use_threads
 from repro.train.results import weights_sha256
 
 Say = Callable[[str], None]
@@ -52,6 +53,7 @@ def open_trained(
 ) -> Trained:
     """Build the decoder of a run directory and load its checkpoint, whatever else the run was trained with.
 
+    From then on torch computes with the threads that the run's `runtime.threads` names.
     cache_dir: where prepared corpora lie.  mixers: target of the arm -> target to build instead, read by
     read; None builds the arm as it is.
     Errors: ConfigError for a directory that is no finished run, or an arm that ``mixers`` does not hold;
@@ -67,6 +69,7 @@ def open_trained(
     config = OmegaConf.create(run.config)
     assert isinstance(config, DictConfig)
     OmegaConf.update(config, "runtime.backend", "auto")
+    use_threads(OmegaConf.select(config, "runtime.threads", default="auto"))
     if mixers is not None:
         target = str(OmegaConf.select(config, "arm.mixer._target_"))
         if target not in mixers:

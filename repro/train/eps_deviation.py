@@ -30,7 +30,7 @@ from repro.model.norm import RMSNorm
 from repro.runs.atomic import write_bytes
 from repro.train import settings
 from repro.train.paths import config_directory, resolve_path
-from repro.train.process import prepare
+from repro.train.process import prepare, use_threads
 from repro.train.refusal import one_line
 from repro.train.sweep import register
 
@@ -107,6 +107,7 @@ def main(overrides: list[str]) -> int:
             }
         for config in configs.values():
             settings.check(config)
+        use_threads(configs[BASELINE].runtime.threads)
         table = pd.DataFrame(rows(configs))
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {one_line(error, overrides)}", file=sys.stderr)

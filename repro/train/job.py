@@ -7,9 +7,7 @@ import os
 import sys
 import traceback
 from functools import partial
-from typing import Any
 
-import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
@@ -17,6 +15,7 @@ from repro.errors import ConfigError, DataError
 from repro.runs.places import shown
 from repro.train import resources, sweep
 from repro.train.execute import execute
+from repro.train.process import use_threads
 
 #: of the last job of this process: 0 a result (diverged included), 1 a failed run, 2 a refused setting
 exit_code = 0
@@ -32,7 +31,7 @@ def run(config: DictConfig) -> None:
     name = f"{config.arm.get('name')} seed {config.seed}"
     say = partial(_say, f"{_place()}{name}" if swept else name)
     try:
-        torch.set_num_threads(_threads(config.runtime.threads))
+        use_threads(config.runtime.threads)
         slot = resources.worker_slot() if os.environ.get(resources.SLOTS) else contextlib.nullcontext()
         with slot:
             outcome = execute(_grouped(config), say)
@@ -67,14 +66,6 @@ def _place() -> str:
     """ "[ 3/12] ": which job of how many."""
     total, number = os.environ.get(sweep.JOBS, "?"), HydraConfig.get().job.num + 1
     return f"[{number:>{len(total)}}/{total}] "
-
-
-def _threads(setting: Any) -> int:
-    if setting == "auto":
-        return int(os.environ.get("OMP_NUM_THREADS") or resources.cores())
-    if isinstance(setting, bool) or not isinstance(setting, int) or setting < 1:
-        raise ConfigError("runtime.threads", setting, "auto, or a whole number of at least 1")
-    return setting
 
 
 def _say(prefix: str, text: str) -> None:

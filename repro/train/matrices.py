@@ -36,7 +36,7 @@ from repro.runs import Run, project_root
 from repro.runs.atomic import read_bytes
 from repro.runs.places import shown
 from repro.train.execute import Say, with_data
-from repro.train.process import prepare
+from repro.train.process import prepare, use_threads
 
 TOKENS, SINGLE = 1024, 8
 PREFIX = "decoder."
@@ -49,6 +49,7 @@ def matrices(run: Run, data: Path, num_tokens: int = TOKENS, say: Say = print) -
     not the one it was trained on.
     """
     config, step, decoder = load(run)
+    use_threads(config.runtime.threads)
     fingerprint = config.data.fingerprint
     config.paths = {"root": None, "data": str(data)}
     config, prepared = with_data(config, say)

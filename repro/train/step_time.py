@@ -14,7 +14,6 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +29,11 @@ from omegaconf.errors import OmegaConfBaseException
 from repro.errors import ConfigError
 from repro.model.build import build_decoder
 from repro.runs import host_description, identity
+from repro.runs.atomic import write_bytes
 from repro.train import settings
 from repro.train.optim import build_optimizer
 from repro.train.paths import config_directory, resolve_path
-from repro.train.process import prepare
+from repro.train.process import prepare, use_threads
 from repro.train.refusal import one_line
 from repro.train.sweep import register
 
@@ -145,13 +145,11 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-def _kept(path: Path, stamp: dict[str, object], arms: Iterable[str]) -> pd.DataFrame | None:
-    """The earlier file if it holds all these arms under the same stamp."""
-    if not path.exists():
-        return None
-    table = pd.read_csv(path)
+def _kept(path: Path, stamp: dict[str, object]) -> pd.DataFrame:
+    """The rows that were measured under this stamp; none where there is no file, or another stamp."""
+    table = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=COLUMNS)
     same = all(key in table and (table[key].astype(str) == str(value)).all() for key, value in stamp.items())
-    return table if same and set(arms) <= set(table["arm"]) else None
+    return table if same and set(COLUMNS) <= set(table) else pd.DataFrame(columns=[*COLUMNS, *stamp])
 
 
 def main(overrides: list[str]) -> int:
@@ -168,25 +166,27 @@ def main(overrides: list[str]) -> int:
             settings.check(config)
             settings.check_device(config)
         first = configs[BASELINE]
+        use_threads(first.runtime.threads)
         path = resolve_path(first, first.paths.results) / first.scale / "step_time.csv"
         stamp = measured_under(first)
-        if _kept(path, stamp, arms) is not None:
+        kept = _kept(path, stamp)
+        missing = [arm for arm in arms if arm not in set(kept["arm"])]
+        if not missing:
             print(f"step times: already measured, {path}")
             return 0
+        racing = [BASELINE, *(arm for arm in missing if arm != BASELINE)]  # each ratio is of its own race
         print(
-            f"step times: {len(arms)} arms, {ROUNDS} interleaved rounds, nothing else should run", flush=True
+            f"step times: {len(racing)} arms, {ROUNDS} interleaved rounds, nothing else should run",
+            flush=True,
         )
-        table = measure(configs).assign(**stamp)  # type: ignore[arg-type]
+        new = measure({arm: configs[arm] for arm in racing}).assign(**stamp)  # type: ignore[arg-type]
+        new = new[new["arm"].isin(missing)]
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         print(f"error: {one_line(error, overrides)}", file=sys.stderr)
         return 2
-    if path.exists():
-        earlier = pd.read_csv(path)
-        if all(k in earlier and (earlier[k].astype(str) == str(v)).all() for k, v in stamp.items()):
-            table = pd.concat([table, earlier[~earlier["arm"].isin(table["arm"])]])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table.to_csv(path, index=False)
-    print(table[COLUMNS].to_string(index=False))
+    table = pd.concat([kept, new], ignore_index=True) if len(kept) else new
+    write_bytes(path, table.to_csv(index=False).encode())
+    print(new[COLUMNS].to_string(index=False))
     print(f"step times: {path}")
     return 0
 
