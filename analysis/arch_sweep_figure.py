@@ -42,7 +42,7 @@ def _row(figure: Figure, panels: list[Axes], source: Sweep, who: str) -> None:
     names = {PRENORM: "PreNorm", source.attnres: "AttnRes" if source.scale == "published" else "AttnRes Full"}
     for axes, (arm, matrix) in zip(panels, losses.items(), strict=False):
         _heatmap(axes, source, matrix, LOSS_COLOURS, low, high, "{:.3f}")
-        axes.set_title(f"{who}: {names[arm]}", fontsize=10)
+        axes.set_title(f"{who}: {names[arm]} (star: lowest)", fontsize=10)
         best = source.optimum(arm)
         if best is not None:
             x, y = _place(source, best)
@@ -73,8 +73,8 @@ def _heatmap(
     widths, heads = _axes(source)
     axes.set_xticks(range(len(widths)), [f"{w:g}" for w in widths])
     axes.set_yticks(range(len(heads)), [f"{h:g}" for h in heads])
-    axes.set_xlabel("width per transformer block, d / L_b")
-    axes.set_ylabel("heads per transformer block, H / L_b")
+    axes.set_xlabel("width per transformer block, $d / L_b$")
+    axes.set_ylabel("heads per transformer block, $H / L_b$")
 
 
 def _axes(source: Sweep) -> tuple[list[float], list[float]]:

@@ -205,7 +205,7 @@ def eps_label(eps: float) -> str:
 
 def init_label(init: Init) -> str:
     """As shown: scheme and standard deviation of the embedding."""
-    return f"{init[0]}, {init[1]:g}"
+    return f"{init[0]}, embedding std {init[1]:g}"
 
 
 def interval_text(value: Interval) -> str:

@@ -38,8 +38,11 @@ def eps_figure(data: EpsData, labels: Mapping[str, str]) -> Figure:
                 handles.setdefault(label, handle)
         columns_of_legend = max(1, math.ceil(len(handles) / 2))
         if handles:
-            figure.legend(list(handles.values()), list(handles), loc="lower center", ncols=columns_of_legend)
-        figure.tight_layout(rect=(0, 0.13 if handles else 0, 1, 1), w_pad=2.0)
+            legend = figure.legend(
+                list(handles.values()), list(handles), loc="lower center", ncols=columns_of_legend
+            )
+            legend.set_title("$L_b$: transformer blocks", {"size": 10})
+        figure.tight_layout(rect=(0, 0.16 if handles else 0, 1, 1), w_pad=2.0)
         return figure
 
 
@@ -52,7 +55,7 @@ def _deviations(axes: Axes, found: Deviations, init: Init, labels: Mapping[str, 
                 if (init, arm, depth, eps) in found.values
             ]
             if points:
-                label = f"{labels[arm]}, {depth} blocks"
+                label = f"{labels[arm]}, $L_b$ = {depth}"
                 axes.plot(*zip(*points, strict=True), line, color=color, marker="o", ms=3.5, label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")

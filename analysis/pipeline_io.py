@@ -7,15 +7,21 @@ is d elements per token. N_p is the number of blocks that a chunk completes.
 The walk is explicit: which rank holds which blocks when. A rank with a cache keeps the blocks that it was
 sent, which is what Eq. 8 counts and Fig. 3 draws; what it completed itself is sent back to it once. Keeping
 those too would save more (`CACHED_OWN`, not in the paper).
+
+    python -m analysis.pipeline_io --stages 4 --virtual-stages 2 --blocks-per-chunk 1
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from analysis import tables
 from analysis.tables import EMPTY, Column, Table
+from repro.errors import ConfigError
 
 NAIVE, CACHED, CACHED_OWN = WAYS = ("naive", "cached", "cached, own kept")
 
@@ -165,3 +171,46 @@ def walk_table(chunks: Sequence[Chunk], title: str, notes: Sequence[str] = ()) -
 
 def _names(blocks: Sequence[int]) -> str:
     return ", ".join(f"b{block}" for block in blocks) or EMPTY
+
+
+def shape_table(P: int, V: int, num_blocks: int) -> Table:
+    """Blocks sent at one shape: the equations beside a walk chunk by chunk, which counts them."""
+    columns = (
+        Column("way", "each rank keeps", numeric=False),
+        Column("equation", "closed form"),
+        Column("walked", "walked"),
+        Column("peak", "peak per transition"),
+    )
+    kept = {NAIVE: "nothing (Eq. 7)", CACHED: "what it was sent (Eq. 8)", CACHED_OWN: "its own blocks too"}
+    forms = {NAIVE: equation_7, CACHED: equation_8, CACHED_OWN: own_kept}
+    rows: list[Mapping[str, str]] = []
+    for way in WAYS:
+        chunks = even_walk(P, V, num_blocks, way)
+        counts = {"equation": forms[way](P, V, num_blocks), "walked": sent(chunks), "peak": peak(chunks)}
+        rows.append({"way": kept[way], **{key: str(count) for key, count in counts.items()}})
+    title = f"Block representations sent, d elements per token each: P = {P}, V = {V}, N_p = {num_blocks}"
+    return Table(title, columns, rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the traffic of any shape; exit code 2 and one line for one that cannot be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.pipeline_io",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    shape = {"stages": (4, "P, ranks"), "virtual-stages": (2, "V, on each"), "blocks-per-chunk": (1, "N_p")}
+    for key, (default, text) in shape.items():
+        parser.add_argument(f"--{key}", type=int, default=default, help=f"{text}; default {default}")
+    found = vars(parser.parse_args(arguments))
+    for key, value in found.items():
+        if value < 1:
+            error = ConfigError(f"--{key.replace('_', '-')}", value, "a whole number of at least 1")
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+    print(tables.to_text(shape_table(found["stages"], found["virtual_stages"], found["blocks_per_chunk"])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

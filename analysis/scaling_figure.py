@@ -114,7 +114,7 @@ def _arrow(axes: Axes, study: Study, method: str) -> None:
     style_: Any = {"arrowstyle": "<->", "color": "black", "lw": 1.3, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (ends[1], place.value), (ends[0], place.value), arrowprops=style_, zorder=5)
     axes.annotate(
-        f"{ratio:.2f}×", (min(ends), place.value), (-8, -3), textcoords="offset points", ha="right", va="top",
+        f"{ratio:.2f}×", (max(ends), place.value), (5, 5), textcoords="offset points", ha="left", va="bottom",
         fontsize=10,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis import io_model
+from analysis import io_model, pipeline_io
 from analysis.counts import Count
 from analysis.io_model import (
     NAMES,
@@ -134,6 +134,16 @@ def test_any_shape_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> No
     assert "150" in out  # (S + N) d = 15 * 10
     assert io_model.main(["--sublayers", "10", "--blocks", "3"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_any_pipeline_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """P = 8, V = 3, N_p = 2 by hand: 24 * 23 = 552; (28 + 2 * 64) * 2 = 312; (28 + 2 * 56) * 2 = 280."""
+    assert pipeline_io.main(["--stages", "8", "--virtual-stages", "3", "--blocks-per-chunk", "2"]) == 0
+    rows = [line.split()[-3:] for line in capsys.readouterr().out.splitlines()[4:7]]
+    assert rows == [["552", "552", "46"], ["312", "312", "16"], ["280", "280", "14"]]
+    assert pipeline_io.main(["--stages", "4", "--virtual-stages", "0"]) == 2
+    error = capsys.readouterr().err
+    assert error == "error: --virtual-stages=0: a whole number of at least 1\n"
 
 
 def test_a_wrong_total_is_noticed() -> None:
