@@ -38,10 +38,13 @@ def eps_figure(data: EpsData, labels: Mapping[str, str]) -> Figure:
                 handles.setdefault(label, handle)
         columns_of_legend = max(1, math.ceil(len(handles) / 2))
         if handles:
-            legend = figure.legend(
-                list(handles.values()), list(handles), loc="lower center", ncols=columns_of_legend
+            figure.legend(
+                list(handles.values()),
+                list(handles),
+                loc="lower center",
+                ncols=columns_of_legend,
+                title="$L_b$: transformer blocks",
             )
-            legend.set_title("$L_b$: transformer blocks", {"size": 10})
         figure.tight_layout(rect=(0, 0.16 if handles else 0, 1, 1), w_pad=2.0)
         return figure
 

@@ -165,7 +165,7 @@ def _cuts(axes: Axes, panels: Sequence[Panel], single: bool) -> None:
         axes.plot(ranks, color=colour, ls=line, label=panel.title.partition("\n")[0])
     axes.set_title("single tokens, largest" if single else "token average", fontsize=10)
     if nothing:
-        axes.text(0.5, 0.5, "needs checkpoints\n(python -m repro.train.matrices)", ha="center", va="center",
+        axes.text(0.5, 0.5, "needs checkpoints\n(python -m repro.probe matrices)", ha="center", va="center",
                   transform=axes.transAxes, fontsize=9.5, style="italic")  # fmt: skip
         axes.set_axis_off()
         return

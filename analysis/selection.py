@@ -20,6 +20,7 @@ import yaml
 
 from repro.errors import DataError
 from repro.runs.identity import identity
+from repro.runs.places import shown
 from repro.runs.reading import read_config
 from repro.runs.table import load_runs, load_val_losses
 
@@ -162,6 +163,24 @@ def select(runs: Sequence[RunRow], scale: str, setting: str | None = None) -> tu
         if len(cell) > 1:
             notes.append(f"{arm}, seed {seed}: {len(cell) - 1} runs with other options of the arm left out.")
     return kept, notes
+
+
+def with_checkpoint(root: Path, scale: str, arms: Sequence[str], setting: str | None, how: str) -> list[Path]:
+    """Directories of the finished runs that a table of these arms shows and whose weights are here.
+
+    root: all runs.  how: arguments of ``repro.train`` that would train them, for the ``DataError`` that none
+    is there.
+    """
+    found, _ = load(root / scale, scale, arms)
+    chosen = select(found, scale, setting)[0] if found else []
+    done = [run.directory for run in chosen if run.status == "done"]
+    here = [path for path in done if (path / "checkpoints" / "last.ckpt").exists()]
+    if not here:
+        raise DataError(
+            f"{shown(root / scale)}: no finished run of {', '.join(arms)} with a checkpoint; train: "
+            f"python -m repro.train {how}"
+        )
+    return here
 
 
 def departures(run: RunRow, scale: str) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def render(source: Source) -> Rendered:
     ]
     if not any(row.found and row.found[0].origin == "checkpoint" for row in rows):
         notes.append(
-            "No run here has depth_matrices.npz (python -m repro.train.matrices, which needs checkpoints): "
+            "No run here has depth_matrices.npz (python -m repro.probe matrices, which needs checkpoints): "
             "token averages of depth_weights.npz stand in where they determine the matrix."
         )
     seeds = sorted({run.seed for row in rows for run in row.runs if row.found})

@@ -28,10 +28,10 @@ from repro.depth.denseformer import DenseFormer
 from repro.depth.hyper_connections import MHC
 from repro.depth.matrix import depth_matrix
 from repro.depth.static import Static
+from repro.probe.__main__ import main as probe
+from repro.probe.trained import open_trained
 from repro.reproduce import main as reproduce
-from repro.runs import Run
 from repro.runs.arrays import write_npz
-from repro.train import matrices
 from repro.train.evaluate import DepthWeightRecorder
 from tests.synthetic_runs import write_run
 from tests.tiny import only_run, train
@@ -142,8 +142,8 @@ def test_matrices_of_a_trained_run(tmp_path: Path, arm: str, capsys: pytest.Capt
     width = [] if arm == "mhc" else ["model.width=32"]
     assert train(tmp_path, f"arm={arm}", *width) == 0
     run = only_run(tmp_path)
-    arguments = [str(tmp_path / "runs"), "--tokens", "40", "--data", str(tmp_path / "data")]
-    assert matrices.main(arguments) == 0
+    arguments = ["matrices", f"run={run.directory}", "tokens=40", f"data={tmp_path / 'data'}"]
+    assert probe(arguments) == 0
     out = capsys.readouterr().out
     assert "residual" in out
     with np.load(run.directory / "depth_matrices.npz") as file:
@@ -159,8 +159,8 @@ def test_matrices_of_a_trained_run(tmp_path: Path, arm: str, capsys: pytest.Capt
     assert found.residual < 1e-12
     assert found.mean.shape == (5, 5)
     assert found.single.shape == (8, 5, 5)
-    _, step, decoder = matrices.load(run)
-    assert step == 8
+    decoder = open_trained(run.directory, tmp_path / "data").decoder.double()
+    assert run.read_arrays("depth_matrices")["step"] == 8
     tokens = torch.arange(16).view(1, 16) % 60
     again = depth_matrix(
         decoder.mixer, F.embedding(tokens, decoder.embedding), lambda l, x: decoder.sublayers[l](x)
@@ -177,21 +177,20 @@ def test_matrices_of_a_trained_run(tmp_path: Path, arm: str, capsys: pytest.Capt
     output = (again.weights[4].movedim(1, -1).unsqueeze(-1) * stacked).sum(0).flatten(-2)
     assert torch.allclose(output, decoder.mixer.finish(state), atol=1e-12)
     before = (run.directory / "depth_matrices.npz").read_bytes()
-    assert matrices.main(arguments) == 0
+    capsys.readouterr()
+    assert probe(arguments) == 0
+    assert "is there already" in capsys.readouterr().out
+    assert probe([*arguments, "force=true"]) == 0
     assert (run.directory / "depth_matrices.npz").read_bytes() == before
 
 
 def test_a_run_without_checkpoint_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_run(tmp_path, "full", 1, [4.0] * 3)
-    assert matrices.main([str(directory)]) == 2
-    assert matrices.main([str(tmp_path)]) == 2
-    Run(directory).checkpoint.parent.mkdir()
-    Run(directory).checkpoint.write_bytes(b"no checkpoint")
-    assert matrices.main([str(directory)]) == 2
-    assert matrices.main([str(directory), "--tokens", "0"]) == 2
+    for words in ([f"run={directory}"], [f"run={tmp_path}"], [f"run={directory}", "tokens=0"]):
+        assert probe(["matrices", *words]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4
-    assert "not a checkpoint" in lines[2]
+    for line, told in zip(lines, ("missing", "a run directory", "tokens=0"), strict=True):
+        assert told in line
 
 
 def recorded_runs(folder: Path) -> None:

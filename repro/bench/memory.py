@@ -35,7 +35,7 @@ def peak_bytes(work: Callable[[], Any], device: torch.device) -> int:
         work()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work()
     results = recorded.profiler.kineto_results  # type: ignore[union-attr]
     changes = [(e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]"]

@@ -108,19 +108,10 @@ def _parents(own: dict[str, str], runs: Path) -> list[Path]:
     """The run asked for, or the finished PreNorm runs of a scale that have a checkpoint here."""
     if own["run"]:
         return [Path(own["run"])]
-    from analysis.selection import load, select
+    from analysis.selection import with_checkpoint
 
-    scale = own["scale"]
-    found, _ = load(runs / scale, scale, (BASELINE,))
-    chosen = select(found, scale, own["setting"] or None)[0] if found else []
-    done = [run.directory for run in chosen if run.status == "done"]
-    here = [path for path in done if (path / "checkpoints" / "last.ckpt").exists()]
-    if not here:
-        raise DataError(
-            f"{shown(runs / scale)}: no finished run of {BASELINE} with a checkpoint; train one: "
-            f"python -m repro.train arm={BASELINE} scale={scale}"
-        )
-    return here
+    how = f"arm={BASELINE} scale={own['scale']}"
+    return with_checkpoint(runs, own["scale"], (BASELINE,), own["setting"] or None, how)
 
 
 def _say(line: str) -> None:

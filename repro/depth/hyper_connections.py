@@ -44,7 +44,7 @@ class MHC(StreamMixer):
     stream l mod n and 1 / 2n elsewhere, so that the streams can drift apart). Dynamic weights phi start at
     zero. At the initial biases all row and column sums are equal, so H_res is doubly stochastic after one
     iteration; elsewhere rows are, and columns as far as `iterations` brings them: `mixing_residual` says how
-    far, and `python -m repro.train.matrices` records it of a run.
+    far, and `python -m repro.probe matrices` records it of a run.
     Errors: ConfigError for `arm.mixer.streams`, `.iterations`, `.init`.
     """
 

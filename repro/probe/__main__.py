@@ -3,6 +3,7 @@
     python -m repro.probe interventions run=runs/quick/full/<id>    interventions.npz of one run
     python -m repro.probe interventions scale=quick                 of every run that the item shows
     python -m repro.probe downstream scale=quick limit=500          downstream.npz likewise
+    python -m repro.probe matrices scale=quick                      depth_matrices.npz, for Fig. 9
 
 Settings are key=value; `python -m repro.probe <probe>` without any lists them. A record that is there already
 for the same weights and settings is not made again (force=true does). One line and exit code 2 for bad input.
@@ -39,7 +40,10 @@ OWN: dict[str, dict[str, tuple[Any, str]]] = {
         "limit": (500, "items of each task, 0 for all"),
         "tasks": ("all", "all, or names joined by +"),
     },
+    "matrices": {"tokens": (1024, "validation tokens, in whole windows; at least 1")},
 }
+#: The experiment whose runs `scale=` stands for.
+EXPERIMENTS = {"interventions": "interventions", "downstream": "downstream", "matrices": "fig9"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,11 +95,12 @@ def _value(key: str, text: str, default: Any, allowed: str) -> Any:
 
 
 def _run(probe: str, settings: dict[str, Any]) -> None:
-    from repro.probe import downstream, interventions
+    from repro.probe import downstream, interventions, matrices
     from repro.train.process import prepare
 
     prepare()
-    record: Callable[..., str] = {"interventions": interventions, "downstream": downstream}[probe].record
+    probes = {"interventions": interventions, "downstream": downstream, "matrices": matrices}
+    record: Callable[..., str] = probes[probe].record
     cache = (
         Path(settings["data"]) if Path(settings["data"]).is_absolute() else project_root() / settings["data"]
     )
@@ -113,24 +118,16 @@ def _run(probe: str, settings: dict[str, Any]) -> None:
 
 
 def _directories(probe: str, settings: dict[str, Any]) -> list[Path]:
-    """The run asked for, or those of the item's experiment that have a checkpoint here."""
+    """The run asked for, or those of the probe's experiment that have a checkpoint here."""
     if settings["run"] is not None:
         return [Path(settings["run"])]
-    from analysis.selection import CONF, load, select
+    from analysis.selection import CONF, with_checkpoint
 
-    scale, runs = settings["scale"], project_root() / "runs"
-    experiment = yaml.safe_load((CONF / "experiment" / f"{probe}.yaml").read_text(encoding="utf-8"))
+    scale, name = settings["scale"], EXPERIMENTS[probe]
+    experiment = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
     arms = experiment["hydra"]["sweeper"]["params"]["arm"].split(",")
-    found, _ = load(runs / scale, scale, arms)
-    chosen = select(found, scale, settings["setting"])[0] if found else []
-    done = [run.directory for run in chosen if run.status == "done"]
-    here = [path for path in done if (path / "checkpoints" / "last.ckpt").exists()]
-    if not here:
-        raise DataError(
-            f"{shown(runs / scale)}: no finished run of {', '.join(arms)} with a checkpoint; train them: "
-            f"python -m repro.train -m experiment={probe} scale={scale}"
-        )
-    return here
+    how = f"-m experiment={name} scale={scale}"
+    return with_checkpoint(project_root() / "runs", scale, arms, settings["setting"], how)
 
 
 if __name__ == "__main__":
