@@ -59,7 +59,7 @@ published: $(STAMP)  ## render every item from the paper's own numbers (no train
 	$(RUN) -m repro.reproduce render all --scale published
 
 all: $(STAMP)  ## every item at SCALE; SCALE=published renders only, in seconds
-	@code=0; $(foreach name,$(filter-out table1 table3 table5 fig3,$(ITEMS)),( $(call runs,$(name)); exit $$code ) || code=$$?;) \
+	@code=0; $(foreach name,$(filter-out table1 table3 table5 fig3,$(ITEMS)),( $(call runs,$(name),$(filter-out $(SHARED),$(name)),$(filter-out $(RACED),$(name))); exit $$code ) || code=$$?;) \
 	$(RUN) -m repro.reproduce render all --scale $(SCALE) || code=$$?; \
 	$(RUN) -m repro.reproduce report || code=$$?; exit $$code
 
@@ -116,6 +116,9 @@ step_time          = $(RUN) -m repro.train.step_time experiment=$(1) scale=$(SCA
 BEFORE_table4       = $(call step_time,table4)
 BEFORE_fig6         = $(call step_time,fig6)
 BEFORE_tradeoff     = $(call step_time,tradeoff) && $(RUN) -m repro.bench.step_memory experiment=tradeoff scale=$(SCALE)
+# Their runs are those of table2, table4 and fig6, which `all` trains before; so are the step times of two.
+SHARED              := fig4 fig5 fig8 fig9 downstream interventions tradeoff convert
+RACED               := table4 fig6
 BEFORE_zoo          = $(call step_time,zoo) && $(RUN) -m repro.bench.step_memory experiment=zoo scale=$(SCALE)
 BEFORE_convert      = $(RUN) -m repro.convert scale=$(SCALE)
 BEFORE_fig9         = $(RUN) -m repro.probe matrices scale=$(SCALE)
@@ -124,15 +127,16 @@ BEFORE_interventions = $(RUN) -m repro.probe interventions scale=$(SCALE)
 BEFORE_downstream   = $(RUN) -m repro.probe downstream scale=$(SCALE)
 
 # Train (unless SCALE=published) and measure. A failed run (1) fails the target after all else is done.
+train = $(RUN) -m repro.train -m experiment=$(1) scale=$(SCALE) seed=$(SEEDS) hydra/launcher=$(LAUNCHER)
+
 define runs
 code=0; if [ "$(SCALE)" != published ] && [ -f conf/experiment/$(1).yaml ]; then \
-  $(RUN) -m repro.train -m experiment=$(1) scale=$(SCALE) seed=$(SEEDS) hydra/launcher=$(LAUNCHER) || code=$$?; \
-  test $$code -le 1 || exit $$code; \
-  $(if $(BEFORE_$(1)),$(BEFORE_$(1)) || exit $$?;) fi
+  $(if $(2),$(call train,$(1)) || code=$$?; test $$code -le 1 || exit $$code;) \
+  $(if $(3),$(if $(BEFORE_$(1)),$(BEFORE_$(1)) || exit $$?;)) fi
 endef
 
 define item
-@$(call runs,$(1)); \
+@$(call runs,$(1),train,measure); \
 $(RUN) -m repro.reproduce render $(1) --scale $(SCALE) || exit $$?; exit $$code
 endef
 

@@ -6,6 +6,8 @@ corrupt and a plain DataError where the file system refuses.
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +41,18 @@ def read_config(path: str | Path) -> dict[str, Any]:
     """The mapping in a config.yaml, as text says it: tags are refused, interpolations are not followed."""
     text = _text(Path(path))
     try:
-        value = yaml.load(text, Loader=_Loader)
+        value = deepcopy(_parsed(text))
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DamagedRecord(f"{path}: not plain YAML ({str(error).splitlines()[0]})") from None
     if not isinstance(value, dict):
         raise DamagedRecord(f"{path}: not a mapping")
     return value
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> Any:
+    """What YAML text says. Kept, since every item reads the config of every run, and parsing takes 5 ms."""
+    return yaml.load(text, Loader=_Loader)
 
 
 def read_json(path: str | Path) -> Any:
