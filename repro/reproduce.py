@@ -6,6 +6,7 @@
     why ITEM [--scale S]          from each row to its runs, configs and the commands that make them again
     report [--scale S,...]        results/report.html, every item on one page (repro.report)
     archive ITEM --scale S        copy the small records of the item's runs to results/S/runs, to be committed
+                                  (--lean: without those over depth, which few items read)
 
 No torch: a laptop can rebuild everything from committed results. Exit code 2 and one line for bad input.
 """
@@ -31,6 +32,8 @@ from repro.runs.places import project_root, shown
 from repro.runs.reading import read_json
 from repro.runs.table import copy_records
 
+#: Two thirds of a run's records, read by Figs. 5, 8 and 9 alone.
+DEPTH_RECORDS = ("depth_weights.npz", "depth_norms.npz", "depth_matrices.npz")
 SCALES = Path(__file__).resolve().parents[1] / "conf" / "scale"
 
 
@@ -71,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         for folder in ("runs", "results"):
             place = project_root() / folder
             command.add_argument(f"--{folder}", type=Path, default=place, help=f"default: {shown(place)}")
+        if name == "archive":
+            command.add_argument("--lean", action="store_true", help=f"without {', '.join(DEPTH_RECORDS)}")
     register(commands, known_scales())
     return parser
 
@@ -194,7 +199,7 @@ def _archive(args: argparse.Namespace) -> None:
     runs = item.render(source).runs
     target = source.results / source.scale / "runs"
     for run in runs:
-        copy_records(run.directory, target)
+        copy_records(run.directory, target, DEPTH_RECORDS if args.lean else ())
     print(f"{len(runs)} runs of {item.name} in {shown(target)}")
 
 

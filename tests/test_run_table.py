@@ -256,6 +256,19 @@ def test_copied_records_load_like_the_run(tmp_path: Path) -> None:
     assert json.loads((target / "final.json").read_text())["val_loss"] == 2.5
 
 
+def test_a_lean_copy_takes_nothing_away(tmp_path: Path) -> None:
+    run = finish(Run.open(CONFIG, tmp_path / "runs"))
+    weights = (run.directory / "depth_weights.npz").read_bytes()
+    target = copy_records(run.directory, tmp_path / "lean", without=["depth_weights.npz"])
+    assert not (target / "depth_weights.npz").exists()
+    assert (target / "val_losses.npz").exists()
+    copy_records(run.directory, tmp_path / "lean")
+    assert (target / "depth_weights.npz").read_bytes() == weights
+    (target / "depth_weights.npz").write_bytes(b"of an earlier run")
+    copy_records(run.directory, tmp_path / "lean", without=["depth_weights.npz"])
+    assert (target / "depth_weights.npz").read_bytes() == weights
+
+
 def test_copying_again_follows_the_run(tmp_path: Path) -> None:
     run = finish(Run.open(CONFIG, tmp_path / "runs"))
     copy_records(run.directory, tmp_path / "results")

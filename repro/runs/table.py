@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,17 +112,17 @@ def load_val_losses(path: str | Path) -> pd.DataFrame:
     return pd.DataFrame({name: found[name] for name in sorted(found)})
 
 
-def copy_records(run_directory: str | Path, destination: str | Path) -> Path:
+def copy_records(run_directory: str | Path, destination: str | Path, without: Sequence[str] = ()) -> Path:
     """Copies the small records of a run to ``<destination>/<arm>/<run_id>`` and returns that directory.
 
-    Everything but checkpoints, the lock, logs and files kept aside. Records that the run no longer has are
+    without: names of records that are left out, unless the copy has them.  Everything else but checkpoints, the lock, logs and files kept aside. Records that the run no longer has are
     removed from the copy. Raises DataError where there is no such run or the disk refuses.
     """
     source = Path(run_directory)
-    records = sorted(_records(source))
+    target = Path(destination) / source.parent.name / source.name
+    records = sorted(r for r in _records(source) if r.name not in without or (target / r.name).exists())
     if not any(record.name == "config.yaml" for record in records):
         raise DataError(f"{source}: not a run directory (no config.yaml)")
-    target = Path(destination) / source.parent.name / source.name
     for record in records:
         replace_atomically(target / record.name, partial(shutil.copyfile, record))
     for stale in {path.name for path in _records(target)} - {record.name for record in records}:
