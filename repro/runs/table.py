@@ -115,7 +115,8 @@ def load_val_losses(path: str | Path) -> pd.DataFrame:
 def copy_records(run_directory: str | Path, destination: str | Path, without: Sequence[str] = ()) -> Path:
     """Copies the small records of a run to ``<destination>/<arm>/<run_id>`` and returns that directory.
 
-    without: names of records that are left out, unless the copy has them.  Everything else but checkpoints, the lock, logs and files kept aside. Records that the run no longer has are
+    without: names of records that are left out, unless the copy has them. Everything else but checkpoints,
+    the lock, logs and files kept aside is copied, and what the run no longer has is
     removed from the copy. Raises DataError where there is no such run or the disk refuses.
     """
     source = Path(run_directory)
