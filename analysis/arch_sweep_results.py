@@ -39,7 +39,7 @@ class Sweep:
     states: Mapping[tuple[str, Cell], str] = field(default_factory=dict)
 
     def loss(self, arm: str, cell: Cell) -> float | None:
-        """Mean over seeds, None where no run is done."""
+        """Mean over seeds (those that every finished cell has), None where no run is done."""
         found = self.losses.get((arm, cell))
         return float(np.mean(list(found.values()))) if found else None
 
@@ -113,6 +113,12 @@ def sweep(
         states[run.arm, cell] = run.status
         if run.status == "done":
             losses.setdefault((run.arm, cell), {})[run.seeds] = run.val_loss
+    shared = set.intersection(*(set(found) for found in losses.values())) if losses else set()
+    dropped = sum(len(set(found) - shared) for found in losses.values()) if shared else 0
+    if dropped:  # a mean over three seeds beside one seed would be a difference of seeds, not of shapes
+        problems = (*problems, f"{dropped} runs with seeds that not every cell has are left out.")
+        losses = {place: {key: found[key] for key in shared} for place, found in losses.items()}
+    used = [run for _, run in ranked[0] if not dropped or run.status != "done" or run.seeds in shared]
     others = sum(map(len, ranked[1:]))
     left = (f"{others} runs of the same shapes under other settings left out.",) if others else ()
     return Sweep(
@@ -121,7 +127,7 @@ def sweep(
         tuple(p.cell for p in plans),
         losses,
         tuple(plans),
-        tuple(run for _, run in ranked[0]),
+        tuple(used),
         (*problems, *left),
         states,
     )
