@@ -130,7 +130,7 @@ BEFORE_downstream   = $(RUN) -m repro.probe downstream scale=$(SCALE)
 train = $(RUN) -m repro.train -m experiment=$(1) scale=$(SCALE) seed=$(SEEDS) hydra/launcher=$(LAUNCHER)
 
 define runs
-code=0; if [ "$(SCALE)" != published ] && [ -f conf/experiment/$(1).yaml ]; then \
+code=0; if [ "$(SCALE)" != published ] && [ -f conf/experiment/$(1).yaml ]; then :; \
   $(if $(2),$(call train,$(1)) || code=$$?; test $$code -le 1 || exit $$code;) \
   $(if $(3),$(if $(BEFORE_$(1)),$(BEFORE_$(1)) || exit $$?;)) fi
 endef
