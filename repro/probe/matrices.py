@@ -23,7 +23,7 @@ from repro.probe.records import kept, write
 from repro.probe.trained import Say, Trained, open_trained
 
 NAME = "depth_matrices"
-TOKENS, SINGLE = 1024, 8
+SINGLE = 8
 
 
 def record(directory: Path, cache_dir: Path, *, tokens: int, device: str, force: bool, say: Say) -> str:
@@ -44,7 +44,7 @@ def record(directory: Path, cache_dir: Path, *, tokens: int, device: str, force:
     return f"{write(trained, NAME, settings, arrays)}: {told}"
 
 
-def matrices(trained: Trained, num_tokens: int = TOKENS) -> dict[str, Any]:
+def matrices(trained: Trained, num_tokens: int) -> dict[str, Any]:
     """The arrays of the record; at least `num_tokens` tokens in whole validation windows."""
     decoder = trained.decoder.double()
     context = decoder.context
